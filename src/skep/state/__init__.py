@@ -1,0 +1,1 @@
+"""Skep's state: the database, the event log, leases, accounts and hives."""

@@ -1,0 +1,94 @@
+"""SQLAlchemy engines, set up for durability on either database."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from skep.errors import Unavailable
+from skep.state.location import Location
+from skep.state.revision import APPLICATION_ID, SCHEMA
+
+BUSY_S = 5.0
+
+_WRITER = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON")
+_READER = ("PRAGMA query_only = ON",)
+
+# A peer that vanished without a word is noticed within half a minute, and a session that was stopped inside a
+# transaction gives its locks back.
+_POSTGRESQL: dict[str, Any] = {
+    "application_name": "skep",
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_POSTGRESQL_OPTIONS = (
+    f"-c search_path={SCHEMA} -c lock_timeout={BUSY_S:.0f}s -c idle_in_transaction_session_timeout=60s"
+)
+
+
+def sqlite_engine(location: Location, *, writes: bool) -> AsyncEngine:
+    """Make the engine that writes (each transaction takes the write lock at once) or the one that cannot."""
+    # isolation_level None: the driver begins nothing by itself, so `_begin` below decides.
+    arguments = {"timeout": BUSY_S, "isolation_level": None}
+    engine = create_async_engine(location.url, connect_args=arguments)
+    pragmas = _WRITER if writes else _READER
+    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        for pragma in pragmas:
+            cursor.execute(pragma)
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def postgresql_engine(location: Location) -> AsyncEngine:
+    """Make the engine for PostgreSQL; what the URL's query says wins over Skep's defaults."""
+    own = location.url.query
+    arguments = {name: value for name, value in _POSTGRESQL.items() if name not in own}
+    arguments["options"] = f"{_POSTGRESQL_OPTIONS} {own.get('options', '')}".strip()
+    url = location.url.difference_update_query(["options"])
+    try:
+        return create_async_engine(url, connect_args=arguments, pool_pre_ping=True)
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        hint = "pip install 'skep[postgres]'"
+        raise Unavailable("the PostgreSQL driver is not installed", hint=hint) from error
+
+
+def prepare_file(path: Path) -> None:
+    """Make a SQLite file Skep's own: the mark first, then the write-ahead log, readable by its owner alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    deadline = time.monotonic() + BUSY_S
+    with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        while not _use_wal(connection, deadline):
+            time.sleep(0.01)
+
+
+def _use_wal(connection: sqlite3.Connection, deadline: float) -> bool:
+    # SQLite does not wait for the lock that this one statement needs, so the wait is here.
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            raise
+        return False
+    return True

@@ -1,0 +1,135 @@
+"""The tables of Skep's state, the same on SQLite and PostgreSQL.
+
+Every table is called `skep_<noun>` on both databases, so one statement serves both. On SQLite the prefix keeps
+them apart from the tables of libraries that may share the file; on PostgreSQL they live in the schema `skep`,
+which every connection has as its whole search path.
+
+Text is compared byte by byte on both (collation "C" on PostgreSQL, SQLite's default), so ids and times sort alike.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+# Times are text in UTC, ISO 8601 with microseconds and a Z: one form in the row, the record and the export.
+ByteText = Text().with_variant(Text(collation="C"), "postgresql")
+
+accounts = Table(
+    "skep_accounts",
+    metadata,
+    Column("id", ByteText, primary_key=True),
+    Column("created_at", ByteText, nullable=False),
+    Column("deleted_at", ByteText),
+)
+
+hives = Table(
+    "skep_hives",
+    metadata,
+    Column("id", ByteText, primary_key=True),
+    Column("account_id", ByteText, ForeignKey("skep_accounts.id"), nullable=False),
+    Column("name", ByteText, nullable=False),
+    Column("sandbox_enabled", Boolean, nullable=False),
+    Column("file_memory_enabled", Boolean, nullable=False),
+    Column("self_healing_enabled", Boolean, nullable=False),
+    Column("skill_authoring_enabled", Boolean, nullable=False),
+    Column("created_at", ByteText, nullable=False),
+    Column("deleted_at", ByteText),
+)
+# A deleted hive keeps its row and its events; its name is free again.
+Index(
+    "ix_skep_hives_name",
+    hives.c.account_id,
+    hives.c.name,
+    unique=True,
+    sqlite_where=hives.c.deleted_at.is_(None),
+    postgresql_where=hives.c.deleted_at.is_(None),
+)
+
+rollouts = Table(
+    "skep_rollouts",
+    metadata,
+    Column("flag", ByteText, primary_key=True),
+    Column("percent", Integer, nullable=False),
+    CheckConstraint("percent >= 0 AND percent <= 100", name="percent"),
+)
+
+events = Table(
+    "skep_events",
+    metadata,
+    Column("hive_id", ByteText, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("account_id", ByteText, nullable=False),
+    Column("task_id", ByteText),
+    Column("type", ByteText, nullable=False),
+    Column("at", ByteText, nullable=False),
+    Column("actor", ByteText, nullable=False),
+    Column("record", ByteText, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("hive_id", "seq"),
+    CheckConstraint("seq >= 1", name="seq"),
+    CheckConstraint("length(hash) = 32", name="hash"),
+)
+Index("ix_skep_events_type", events.c.hive_id, events.c.type, events.c.seq)
+Index(
+    "ix_skep_events_task",
+    events.c.hive_id,
+    events.c.task_id,
+    events.c.seq,
+    sqlite_where=events.c.task_id.is_not(None),
+    postgresql_where=events.c.task_id.is_not(None),
+)
+Index("ix_skep_events_at", events.c.hive_id, events.c.at)
+
+event_heads = Table(
+    "skep_event_heads",
+    metadata,
+    Column("hive_id", ByteText, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("checkpoint_seq", BigInteger, nullable=False, server_default=text("0")),
+)
+
+checkpoints = Table(
+    "skep_checkpoints",
+    metadata,
+    Column("hive_id", ByteText, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("at", ByteText, nullable=False),
+    Column("key_id", ByteText, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("hive_id", "seq", "key_id"),
+)
+
+leases = Table(
+    "skep_leases",
+    metadata,
+    Column("name", ByteText, primary_key=True),
+    Column("holder", ByteText),
+    Column("token", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)

