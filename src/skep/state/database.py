@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from skep.errors import DatabaseBusy, Unavailable
 from skep.state import revision
 from skep.state.engines import postgresql_engine, prepare_file, sqlite_engine
-from skep.state.failures import translated
+from skep.state.failures import reachable, translated
 from skep.state.location import Dialect, Location
 
 TURN_S = 30.0
@@ -35,8 +35,8 @@ class Status:
 class Database:
     """A pool of connections to one database, used from one event loop.
 
-    A read sees one snapshot and cannot write. A write is one transaction, durable when its block ends; on SQLite
-    the writes of a process take turns here, in order, rather than polling for the file's lock.
+    A read sees one snapshot and cannot write. A write is one transaction, durable when its block ends; on
+    SQLite the writes of a process take turns here, in order, rather than polling for the file's lock.
     """
 
     def __init__(self, location: Location) -> None:
@@ -79,19 +79,25 @@ class Database:
 
     async def revision(self) -> str | None:
         """Read the schema revision, None where there is no database yet; writes nothing."""
-        with translated(self.location):
-            if self.location.path is not None and not revision.check_file(self.location.path):
+        path = self.location.path
+        with reachable(self.location):
+            if path is not None and not revision.check_file(path):
                 return None
         async with self.read() as connection:
             return await connection.run_sync(revision.stored, self.location)
 
     async def migrate(self) -> str | None:
         """Bring the schema to HEAD in one transaction; return the revision it had before."""
-        with translated(self.location):
-            if self.location.path is not None:
-                await asyncio.to_thread(prepare_file, self.location.path)
+        await self.prepare()
         async with self.write() as connection:
             return await connection.run_sync(revision.upgrade, self.location)
+
+    async def prepare(self) -> None:
+        """Make the SQLite file if there is none, empty but marked as Skep's; PostgreSQL needs nothing."""
+        path = self.location.path
+        if path is not None:
+            with reachable(self.location), translated(self.location):
+                await asyncio.to_thread(prepare_file, path)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -142,7 +148,7 @@ async def status(url: str) -> Status:
 
 
 async def migrate(url: str) -> Status:
-    """Bring the database at `url` to this program's schema, creating it if need be; say what it was before."""
+    """Bring the database at `url` to this program's schema, creating it if need be; say what it was."""
     before = await status(url)
     database = await Database.open(url)
     await database.close()

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from skep.errors import Unavailable
 from skep.state.location import Location
-from skep.state.revision import APPLICATION_ID, SCHEMA
+from skep.state.revision import APPLICATION_ID, SCHEMA, check_file
 
 BUSY_S = 5.0
 
@@ -73,7 +73,9 @@ def postgresql_engine(location: Location) -> AsyncEngine:
 
 
 def prepare_file(path: Path) -> None:
-    """Make a SQLite file Skep's own: the mark first, then the write-ahead log, readable by its owner alone."""
+    """Make a file Skep's own, readable by its owner alone: the mark first, then the write-ahead log."""
+    if check_file(path):
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
     deadline = time.monotonic() + BUSY_S

@@ -57,6 +57,6 @@ class Location:
         except (ArgumentError, ValueError) as error:
             raise ConfigInvalid(
                 "state_url is not a PostgreSQL address",
-                hint="use postgresql://user@host:5432/database and percent-encode odd characters in the password",
+                hint="use postgresql://user@host:5432/database, with odd characters of the password as %XX",
             ) from error
         return cls("postgresql", parsed.set(drivername="postgresql+psycopg"), None)

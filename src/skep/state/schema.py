@@ -1,10 +1,11 @@
 """The tables of Skep's state, the same on SQLite and PostgreSQL.
 
-Every table is called `skep_<noun>` on both databases, so one statement serves both. On SQLite the prefix keeps
-them apart from the tables of libraries that may share the file; on PostgreSQL they live in the schema `skep`,
-which every connection has as its whole search path.
+Every table is called `skep_<noun>` on both databases, so one statement serves both. On SQLite the prefix
+keeps them apart from the tables of libraries that may share the file; on PostgreSQL they live in the schema
+`skep`, which is the whole search path of every connection.
 
-Text is compared byte by byte on both (collation "C" on PostgreSQL, SQLite's default), so ids and times sort alike.
+Text is compared byte by byte on both (collation "C" on PostgreSQL, SQLite's default), so that ids and times
+sort alike.
 """
 
 from __future__ import annotations

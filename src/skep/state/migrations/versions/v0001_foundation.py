@@ -133,9 +133,9 @@ def _forbid_changes_on_sqlite() -> None:
         ("skep_events", "hive_id = NEW.hive_id AND seq = NEW.seq"),
         ("skep_checkpoints", "hive_id = NEW.hive_id AND seq = NEW.seq AND key_id = NEW.key_id"),
     ):
+        taken = f"EXISTS (SELECT 1 FROM {table} WHERE {key})"  # noqa: S608
         op.execute(
-            f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table}"
-            f" WHEN EXISTS (SELECT 1 FROM {table} WHERE {key})"
+            f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} WHEN {taken}"
             f" BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
         )
 
