@@ -1,0 +1,198 @@
+"""The settings of config.json: frozen, typed, and without a single secret."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from skep.config.secrets import key_variable
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _check_web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("should be an http:// or https:// address")
+    if parts.username or parts.password:
+        raise ValueError("should not hold a user name or a password")
+    return value
+
+
+def _check_state_url(value: str) -> str:
+    if value.startswith("sqlite:///"):
+        if not value.removeprefix("sqlite:///").startswith("/"):
+            raise ValueError("should give an absolute path, with four slashes: sqlite:////path/to/skep.db")
+        return value
+    scheme, _, rest = value.partition("://")
+    if scheme in {"postgresql", "postgres"} and rest:
+        return value
+    raise ValueError("should be sqlite:////path/to/skep.db or postgresql://user@host/name")
+
+
+Provider = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+WebAddress = Annotated[str, AfterValidator(_check_web_address)]
+ModelId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+HostName = Annotated[str, Field(pattern=r"^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}$")]
+
+
+class Section(BaseModel):
+    """Base of every part of the file: unknown fields are refused, values never change."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Model(Section):
+    """A model reached over the network."""
+
+    id: ModelId
+    """Name of the model as its provider spells it."""
+    provider: Provider
+    """Who serves it, such as anthropic or openai. The key comes from the variable <PROVIDER>_API_KEY."""
+    base_url: WebAddress | None = None
+    """Address of the service, when it is not the provider's own."""
+
+    @property
+    def key_variable(self) -> str:
+        """Name of the environment variable that carries the key."""
+        return key_variable(self.provider)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model runs on this machine and so needs no key."""
+        host = urlsplit(self.base_url or "").hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+class ChatModel(Model):
+    """A model that answers prompts."""
+
+    intelligence_level: Literal["light", "normal", "super"] = "normal"
+    """light classifies and extracts, normal plans and works, super is called in when normal fails."""
+    supports_json: bool = True
+    """Whether the model can be held to a JSON Schema."""
+    vision: bool = False
+    """Whether the model reads images."""
+
+
+class EmbeddingModel(Model):
+    """A model that turns text into vectors."""
+
+    dimensions: int | None = Field(default=None, ge=8, le=16_384)
+    """Length of its vectors, when the service lets one choose."""
+
+
+class Limits(Section):
+    """What one sandbox may use at most. 1 MB is 1,048,576 bytes."""
+
+    cpus: float = Field(default=2.0, gt=0, le=1024)
+    """Processor cores."""
+    memory_mb: int = Field(default=4096, ge=64)
+    """Memory of all its processes together."""
+    disk_mb: int = Field(default=5120, ge=16)
+    """Disk space of the workspace."""
+    processes: int = Field(default=512, ge=8, le=1_000_000)
+    """Processes and threads alive at once."""
+    open_files: int = Field(default=1024, ge=64, le=1_048_576)
+    """Open files per process."""
+    output_kb: int = Field(default=1024, ge=1, le=1_048_576)
+    """Output kept from one command, in units of 1,024 bytes; the rest is counted and dropped."""
+    command_timeout_s: int = Field(default=30, ge=1)
+    """Seconds a command may run when it does not ask for more."""
+    command_timeout_cap_s: int = Field(default=300, ge=1, le=86_400, validate_default=True)
+    """Seconds that no command may exceed, whatever it asks for."""
+
+    @field_validator("command_timeout_cap_s")
+    @classmethod
+    def _cap_the_default(cls, cap: int, info: ValidationInfo) -> int:
+        if cap < info.data.get("command_timeout_s", 0):
+            raise ValueError("should not be less than command_timeout_s")
+        return cap
+
+
+class SandboxSettings(Section):
+    """How commands are kept apart from this machine."""
+
+    mechanism: Literal["bubblewrap"] = "bubblewrap"
+    """What isolates a command."""
+    limits: Limits = Limits()
+    """What one sandbox may use at most."""
+
+
+class WorkspaceSettings(Section):
+    """The durable folder of a session."""
+
+    template: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Template that a new workspace starts from."""
+    archive_after_days: int = Field(default=30, ge=1, le=3650)
+    """Days without use after which a workspace is packed away; it comes back when it is needed."""
+
+
+class PolicySettings(Section):
+    """What is allowed beyond the default of no network and no secrets."""
+
+    allowed_hosts: tuple[HostName, ...] = Field(default=(), strict=False)
+    """Host names that sandboxes may reach; *.example.org stands for every name below example.org."""
+    approval_timeout_s: int = Field(default=3600, ge=1, le=2_592_000)
+    """Seconds an act waits for a person's approval before it counts as denied."""
+
+
+class Budgets(Section):
+    """What may be spent before work stops. null sets no limit."""
+
+    usd_per_task: float | None = Field(default=2.0, ge=0)
+    """US dollars for the model calls of one task."""
+    usd_per_day: float | None = Field(default=20.0, ge=0)
+    """US dollars for the model calls of one account in one day (UTC)."""
+    steps_per_task: int = Field(default=50, ge=1, le=10_000)
+    """Acts that one task may take."""
+
+
+class Settings(Section):
+    """Everything that config.json may say; each field has a default, so an empty object is valid."""
+
+    model_config = ConfigDict(title="Skep config.json")
+
+    schema_url: str | None = Field(default=None, alias="$schema")
+    """Address of this schema, for editors."""
+    state_url: Annotated[str, AfterValidator(_check_state_url)] | None = None
+    """Database; by default skep.db in the state folder. PostgreSQL's password may come from PGPASSWORD."""
+    chat_models: tuple[ChatModel, ...] = Field(default=(), strict=False)
+    """Models that answer prompts, the preferred one first."""
+    embedding_models: tuple[EmbeddingModel, ...] = Field(default=(), strict=False)
+    """Models that turn text into vectors, the preferred one first."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """How commands are kept apart from this machine."""
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    """The durable folder of a session."""
+    policy: PolicySettings = PolicySettings()
+    """What is allowed beyond the default of no network and no secrets."""
+    budgets: Budgets = Budgets()
+    """What may be spent before work stops."""
+
+    @field_validator("chat_models", "embedding_models")
+    @classmethod
+    def _name_each_once(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
+        seen = set()
+        for model in models:
+            if (model.provider, model.id, model.base_url) in seen:
+                raise ValueError(f"holds {model.id} of {model.provider} twice")
+            seen.add((model.provider, model.id, model.base_url))
+        return models
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (*self.chat_models, *self.embedding_models)
+
+
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema of config.json, for editors."""
+    return {"$schema": SCHEMA_ID, **Settings.model_json_schema(by_alias=True)}

@@ -1,0 +1,73 @@
+"""Settings are frozen, and the published schema says the same as the program."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from pydantic import ValidationError
+
+from skep.config.environment import Environment
+from skep.config.file import judge
+from skep.config.paths import Paths
+from skep.config.settings import ChatModel, Settings, json_schema
+
+EXAMPLE = {
+    "$schema": "config.schema.json",
+    "state_url": "postgresql://skep@db.example.org/skep",
+    "chat_models": [
+        {"id": "claude-sonnet-4-5", "provider": "anthropic", "intelligence_level": "super", "vision": True},
+        {
+            "id": "llama3",
+            "provider": "ollama",
+            "base_url": "http://127.0.0.1:11434/v1",
+            "supports_json": False,
+        },
+    ],
+    "embedding_models": [{"id": "text-embedding-3-small", "provider": "openai", "dimensions": 512}],
+    "sandbox": {"mechanism": "bubblewrap", "limits": {"cpus": 0.5, "memory_mb": 512}},
+    "workspace": {"template": "python", "archive_after_days": 7},
+    "policy": {"allowed_hosts": ["pypi.org", "*.pythonhosted.org"]},
+    "budgets": {"usd_per_task": None, "steps_per_task": 10},
+}
+
+
+def test_an_example_with_every_section_is_valid_for_the_program_and_for_the_schema() -> None:
+    assert isinstance(judge(json.dumps(EXAMPLE).encode()), Settings)
+    jsonschema.validate(EXAMPLE, json_schema(), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unknown": 1},
+        {"chat_models": [{"id": "m"}]},
+        {"sandbox": {"limits": {"cpus": 0}}},
+        {"chat_models": [{"id": "m", "provider": "p", "intelligence_level": "smart"}]},
+    ],
+)
+def test_the_schema_refuses_what_the_program_refuses(wrong: dict[str, object]) -> None:
+    assert isinstance(judge(json.dumps(wrong).encode()), list)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, json_schema())
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().budgets.steps_per_task = 3  # type: ignore[misc]
+
+
+def test_a_model_on_this_machine_needs_no_key() -> None:
+    assert ChatModel(id="m", provider="ollama", base_url="http://127.0.0.1:1/v1").is_local
+    assert not ChatModel(id="m", provider="openai").is_local
+    assert not ChatModel(id="m", provider="x", base_url="https://127.evil.example").is_local
+
+
+def test_the_environment_gives_keys_by_name_and_never_shows_them() -> None:
+    variables = {"HOME": "/h", "OPENAI_API_KEY": "planted-secret", "BLANK_API_KEY": "  "}
+    environment = Environment(Paths.of(variables), variables)
+    assert environment.key("OPENAI_API_KEY") == "planted-secret"
+    assert environment.key("BLANK_API_KEY") is None
+    assert environment.secrets == ("planted-secret",)
+    assert "planted-secret" not in repr(environment)
