@@ -61,16 +61,9 @@ def initialise(folder: Path, programs: Path) -> None:
     data.mkdir(mode=0o700)
     if USER is not None:
         os.chown(data, USER, USER)
-    command = [programs / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-    subprocess.run(
-        [*command, "--username=postgres", "-D", data],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd="/",
-        user=USER,
-        group=USER,
-    )
+    options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+    command = [str(programs / "initdb"), *options, "-D", str(data)]
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd="/", user=USER, group=USER)
 
 
 def start(folder: Path, programs: Path) -> subprocess.Popen[bytes]:

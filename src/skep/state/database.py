@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from sqlalchemy import Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import DatabaseBusy, Unavailable
@@ -14,6 +16,9 @@ from skep.state import revision
 from skep.state.engines import postgresql_engine, prepare_file, sqlite_engine
 from skep.state.failures import reachable, translated
 from skep.state.location import Dialect, Location
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 TURN_S = 30.0
 
@@ -130,6 +135,16 @@ class Database:
             yield
         finally:
             self._turn.release()
+
+    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """Begin an INSERT that can go on with ON CONFLICT, which SQLAlchemy has per database alone."""
+        if self.dialect == "sqlite":
+            from sqlalchemy.dialects.sqlite import insert as insert_on_sqlite
+
+            return insert_on_sqlite(table)
+        from sqlalchemy.dialects.postgresql import insert as insert_on_postgresql
+
+        return insert_on_postgresql(table)
 
     async def close(self) -> None:
         """Give every connection back; harmless when repeated."""
