@@ -1,0 +1,1 @@
+"""Run commands in a private computer: one contract, one file per mechanism."""

@@ -1,0 +1,242 @@
+"""The controller's side of the native agent: orders go in, reports come out.
+
+What the agent says is treated as hostile although the agent is ours: records have a fixed size, unknown ones end
+the conversation, and no number from it is used as more than a label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skep.errors import Defect, InvalidRequest, LimitReached, SandboxLost
+
+_ORDER = struct.Struct("=IIiiii")
+_REPORT = struct.Struct("=IIiiQQQ")
+_HEADER = struct.Struct("=IIII")
+_LIMIT = struct.Struct("=IIQQ")
+
+JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME = range(1, 7)
+READY, STARTED, REFUSED, EXITED, DONE = range(1, 6)
+AT_PAYLOAD, AT_FORK, AT_TERMINAL, AT_LIMIT, AT_CWD, AT_EXEC = range(1, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One record from the agent; `fd` is a descriptor that came along, -1 if none."""
+
+    kind: int
+    id: int
+    a: int
+    b: int
+    user_us: int
+    system_us: int
+    peak_kb: int
+    fd: int
+
+    @classmethod
+    def read(cls, data: bytes, fds: Sequence[int]) -> Report:
+        kind, order_id, a, b, user_us, system_us, peak_kb = _REPORT.unpack(data)
+        return cls(kind, order_id, a, b, user_us, system_us, peak_kb, fds[0] if fds else -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """What the agent needs to know to start a command."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def payload(self) -> bytes:
+        texts = [self.cwd, *self.argv, *(f"{key}={value}" for key, value in self.env.items())]
+        if any("\0" in text for text in texts):
+            raise InvalidRequest(
+                "a command, its folder or its environment contains a NUL character",
+                hint="remove the character",
+            )
+        head = _HEADER.pack(len(self.argv), len(self.env), len(self.limits), 0)
+        limits = b"".join(_LIMIT.pack(kind, 0, soft, hard) for kind, (soft, hard) in self.limits.items())
+        return head + limits + b"".join(os.fsencode(text) + b"\0" for text in texts)
+
+
+def order(kind: int, order_id: int = 0, *arguments: int) -> bytes:
+    """Return one order as the agent reads it."""
+    return _ORDER.pack(kind, order_id, *(*arguments, 0, 0, 0, 0)[:4])
+
+
+#: Called with the report of a process's end, or with None if the agent went first.
+Ended = Callable[[Report | None], None]
+
+
+class Agent:
+    """A conversation with one agent over a socket of records."""
+
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._next_id = 1
+        self._answers: dict[int, asyncio.Future[Report]] = {0: self._loop.create_future()}
+        self._exits: dict[int, Ended] = {}
+        self._sending = asyncio.Lock()
+        #: Set once the agent is gone, by whatever means.
+        self.lost = asyncio.Event()
+        self._loop.add_reader(control.fileno(), self._receive)
+
+    async def ready(self) -> int:
+        """Wait until the agent serves; return a descriptor of the sandbox's root folder."""
+        return (await self._answers[0]).fd
+
+    async def ask(self, kind: int, *arguments: int, fds: Sequence[int] = ()) -> Report:
+        """Send an order and return the answer to it."""
+        order_id = self._new_id()
+        answer: asyncio.Future[Report] = self._loop.create_future()
+        self._answers[order_id] = answer
+        try:
+            await self._send(kind, order_id, arguments, fds)
+            return await answer
+        finally:
+            self._answers.pop(order_id, None)
+
+    async def launch(self, *arguments: int, fds: Sequence[int]) -> None:
+        """Tell a launcher to become bwrap. The answer is `ready`, or the end of the conversation."""
+        await self._send(LAUNCH, 0, arguments, fds)
+
+    async def spawn(
+        self,
+        spawn: Spawn,
+        on_exit: Ended,
+        *,
+        fds: Sequence[int] = (),
+        terminal: tuple[int, int] | None = None,
+    ) -> Report:
+        """Start a command and return the report of its start; `on_exit` is called once, when it has ended."""
+        order_id = self._new_id()
+        answer: asyncio.Future[Report] = self._loop.create_future()
+        self._answers[order_id] = answer
+        self._exits[order_id] = on_exit
+        memory = os.memfd_create("spawn", os.MFD_CLOEXEC)
+        try:
+            os.write(memory, spawn.payload())
+            rows, columns = terminal or (0, 0)
+            arguments = (int(terminal is not None), rows, columns)
+            await self._send(SPAWN, order_id, arguments, (memory, *fds))
+            report = await answer
+        except BaseException:
+            self._exits.pop(order_id, None)
+            raise
+        finally:
+            self._answers.pop(order_id, None)
+            os.close(memory)
+        if report.kind == REFUSED:
+            self._exits.pop(order_id, None)
+            raise _refusal(report, spawn)
+        return report
+
+    async def signal(self, order_id: int, number: int, *, leader_only: bool) -> None:
+        await self._send(SIGNAL, order_id, (number, int(leader_only)), ())
+
+    async def signal_inside(self, pid: int, number: int) -> None:
+        """Send a signal to a process by its number inside, or to all of them with -1."""
+        await self._send(SIGNAL, 0, (number, 0, pid), ())
+
+    def close(self) -> None:
+        """End the conversation; the agent and all it started die of it."""
+        self._lose("it was stopped")
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    async def _send(self, kind: int, order_id: int, arguments: Sequence[int], fds: Sequence[int]) -> None:
+        record = order(kind, order_id, *arguments)
+        async with self._sending:
+            while not self.lost.is_set():
+                try:
+                    socket.send_fds(self._control, [record], list(fds))
+                except BlockingIOError:
+                    await self._writable()
+                except OSError:
+                    break
+                else:
+                    return
+        raise SandboxLost("the sandbox is gone", hint="resolve the session or create a new sandbox")
+
+    async def _writable(self) -> None:
+        room = asyncio.Event()
+        self._loop.add_writer(self._control.fileno(), room.set)
+        try:
+            await room.wait()
+        finally:
+            if not self.lost.is_set():
+                self._loop.remove_writer(self._control.fileno())
+
+    def _receive(self) -> None:
+        for _ in range(64):  # leave the loop to others now and then
+            try:
+                data, fds, flags, _ = socket.recv_fds(self._control, _REPORT.size + 1, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds, flags = b"", [], 0
+            if len(data) != _REPORT.size or flags & socket.MSG_TRUNC:
+                for fd in fds:
+                    os.close(fd)
+                self._lose("its control socket closed")
+                return
+            self._take(Report.read(data, fds))
+
+    def _take(self, report: Report) -> None:
+        if report.kind == EXITED:
+            if (on_exit := self._exits.pop(report.id, None)) is not None:
+                on_exit(report)
+        elif (answer := self._answers.get(report.id)) is not None and not answer.done():
+            answer.set_result(report)
+        elif report.fd >= 0:
+            os.close(report.fd)
+
+    def _lose(self, why: str) -> None:
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        self._loop.remove_reader(self._control.fileno())
+        with contextlib.suppress(OSError):
+            self._loop.remove_writer(self._control.fileno())
+        self._control.close()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxLost(f"the sandbox is gone: {why}"))
+                answer.exception()  # nobody may be waiting for this one
+        for on_exit in self._exits.values():
+            on_exit(None)
+        self._exits.clear()
+
+
+def _refusal(report: Report, spawn: Spawn) -> Exception:
+    reason = os.strerror(report.a)
+    match report.b:
+        case stage if stage == AT_EXEC:
+            return InvalidRequest(
+                f"cannot run {spawn.argv[0]!r}: {reason}",
+                hint="check the name, or install the program in the workspace",
+            )
+        case stage if stage == AT_CWD:
+            return InvalidRequest(f"cannot enter {spawn.cwd!r}: {reason}", hint="create the folder first")
+        case stage if stage == AT_FORK:
+            return LimitReached(
+                f"the sandbox cannot start another process: {reason}",
+                hint="end what runs in it with `kill_all`, or raise the limit `processes`",
+            )
+        case stage if stage == AT_LIMIT:
+            return InvalidRequest(
+                f"a limit of the command cannot be set: {reason}", hint="ask for no more than the sandbox has"
+            )
+        case _:
+            return Defect(f"the agent could not start {spawn.argv[0]!r} (stage {report.b}): {reason}")

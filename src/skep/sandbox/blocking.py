@@ -1,0 +1,141 @@
+"""The same sandbox for code that does not use asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from skep.sandbox.files import READ_LIMIT_BYTES, Entry, Files
+from skep.sandbox.sandbox import Command, CommandLimits, Execution, Job, Sandbox, User
+from skep.sandbox.shell import Shell
+
+T = TypeVar("T")
+
+
+class BlockingSandbox:
+    """A sandbox whose calls wait. Safe to use from several threads."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.id = sandbox.id
+        self.files = BlockingFiles(sandbox.files)
+
+    @classmethod
+    def start(cls, make: Callable[[], Awaitable[Sandbox]]) -> BlockingSandbox:
+        async def made() -> Sandbox:
+            return await make()
+
+        return cls(_wait(made()))
+
+    def run(
+        self,
+        command: Command,
+        *,
+        input: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "agent",
+        timeout_s: float | None = None,
+        limits: CommandLimits | None = None,
+    ) -> Execution:
+        return _wait(
+            self._sandbox.run(command, input=input, cwd=cwd, env=env, user=user, timeout_s=timeout_s, limits=limits)
+        )
+
+    def background(self, command: Command, *, cwd: str | None = None, user: User = "agent") -> Job:
+        """Start a command that outlives this call; read its `log`, and end it with `kill`."""
+        return _wait(self._sandbox.background(command, cwd=cwd, user=user))
+
+    def kill(self, job: Job) -> None:
+        _wait(job.kill())
+
+    def shell(self, *, user: User = "agent") -> BlockingShell:
+        return BlockingShell(_wait(self._sandbox.shell(user=user)))
+
+    def alive(self) -> bool:
+        return _wait(self._sandbox.alive())
+
+    def pause(self) -> None:
+        _wait(self._sandbox.pause())
+
+    def resume(self) -> None:
+        _wait(self._sandbox.resume())
+
+    def kill_all(self) -> None:
+        _wait(self._sandbox.kill_all())
+
+    def stop(self) -> None:
+        _wait(self._sandbox.stop())
+
+
+class BlockingShell:
+    """A persistent shell whose calls wait."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def run(self, command: str, *, input: bytes = b"", timeout_s: float | None = None) -> Execution:
+        return _wait(self._shell.run(command, input=input, timeout_s=timeout_s))
+
+    def close(self) -> None:
+        _wait(self._shell.close())
+
+
+class BlockingFiles:
+    """The files of a sandbox, with calls that wait."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        return _wait(self._files.read(path, limit_bytes=limit_bytes))
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        pieces = self._files.stream(path)
+
+        async def step() -> bytes | None:
+            return await anext(pieces, None)
+
+        while (piece := _wait(step())) is not None:
+            yield piece
+
+    def write(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
+        _wait(self._files.write(path, data, mode=mode))
+
+    def append(self, path: str, data: bytes | str) -> None:
+        _wait(self._files.append(path, data))
+
+    def list(self, path: str = ".") -> list[Entry]:
+        return _wait(self._files.list(path))
+
+    def stat(self, path: str) -> Entry:
+        return _wait(self._files.stat(path))
+
+    def move(self, source: str, target: str) -> None:
+        _wait(self._files.move(source, target))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        _wait(self._files.remove(path, recursive=recursive))
+
+    def mkdir(self, path: str) -> None:
+        _wait(self._files.mkdir(path))
+
+
+def _wait(work: Coroutine[Any, Any, T]) -> T:
+    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop that all waiting calls of this process share, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="skep-loop", daemon=True).start()
+    return loop

@@ -1,0 +1,312 @@
+"""The default mechanism: bubblewrap, rootless, one long-lived sandbox per workspace.
+
+A launcher joins the control groups, drops to a user of its own when Skep runs as root, and becomes bwrap, which
+builds the namespaces and starts the native agent as pid 1 inside. From then on commands enter through the agent's
+socket, without another bwrap.
+
+Nothing is ever mounted at a path below a folder that the agent can write: bwrap before 0.12 can be led out of the
+sandbox by a link planted at such a mount point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import signal
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
+from skep.sandbox import seccomp
+from skep.sandbox.agent import PAUSE, RESUME, Agent, Report, Spawn
+from skep.sandbox.binary import Bwrap, native
+from skep.sandbox.launcher import Launcher, Plan, spare
+from skep.sandbox.process import AgentProcess
+from skep.sandbox.rootfs import Plank, system_planks
+from skep.sandbox.sandbox import Command, CommandLimits, LimitName, Limits, Process, Sandbox, Size, User
+from skep.sandbox.tree import Tree
+from skep.sandbox.watcher import Watcher
+
+#: A range that no distribution, container engine or systemd hands out: https://systemd.io/UIDS-GIDS
+_FIRST_UID, _UID_COUNT = 0x70000000, 0x0FFF0000
+_READY_S = 10.0
+_INSIDE_UID = 1000
+
+_ENVIRONMENT = {
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "LOGNAME": "agent",
+    "PATH": "/workspace/.venv/bin:/workspace/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
+    "SHELL": "/bin/bash",
+    "TMPDIR": "/tmp",
+    "USER": "agent",
+    "XDG_CACHE_HOME": "/cache",
+}
+_LIMIT_SIGNALS: dict[int, LimitName] = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "disk"}
+_ROOT_ENVIRONMENT = {"LOGNAME": "root", "USER": "root", "LD_PRELOAD": "/run/skep/fakeroot.so"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make one sandbox."""
+
+    #: The workspace on the host; None for one that is thrown away at the end.
+    folder: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: More of the host, read-only: where it is there to where it appears inside. Never below /workspace.
+    read_only: Mapping[str, str] = field(default_factory=dict)
+    #: Hand a folder that belongs to root over to the sandbox's own user. Matters only when Skep runs as root.
+    adopt: bool = False
+
+
+class BubblewrapSandbox(Sandbox):
+    """A sandbox held by bubblewrap and the native agent."""
+
+    mechanism: ClassVar[str] = "bubblewrap"
+
+    def __init__(self, recipe: Recipe, launcher: Launcher, agent: Agent, files: Tree) -> None:
+        super().__init__()
+        self.id = launcher.id
+        self.limits = recipe.limits
+        self.files: Tree = files
+        self._env = {**_ENVIRONMENT, **recipe.env}
+        self._launcher = launcher
+        self._agent = agent
+        self._memory_kills = 0
+        self._refused_forks = 0
+        self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
+        self._stopping: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start_from(cls, recipe: Recipe, *, plan: Plan | None = None, spares: bool = True) -> BubblewrapSandbox:
+        """Start a sandbox; it serves commands when this returns. With `spares` the next one starts faster."""
+        launcher = spare().take()
+        agent = Agent(launcher.control)
+        try:
+            plan = plan or draw_plan(recipe)
+            await launcher.go(agent, plan, recipe.limits)
+            root = await _ready(agent, launcher)
+        except BaseException:
+            agent.close()
+            await launcher.end()
+            raise
+        if spares and launcher.group.folders:
+            spare().refill()
+        return cls(recipe, launcher, agent, Tree(root, owner=plan.owner))
+
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "agent",
+        stdin: bool = False,
+        terminal: Size | None = None,
+        timeout_s: float | None = None,
+        limits: CommandLimits | None = None,
+    ) -> Process:
+        spawn = Spawn(
+            argv=_argv(command),
+            env=self._environment(user, env, terminal),
+            cwd=os.path.join("/workspace", cwd or ""),
+            limits=_rlimits(self.limits, limits or CommandLimits()),
+        )
+        process = await AgentProcess.start(
+            self._agent,
+            spawn,
+            judge=self._judge,
+            owner=self._launcher.owner,
+            stdin=stdin,
+            terminal=terminal,
+            timeout_s=timeout_s,
+        )
+        self._watcher.watch(process)
+        return process
+
+    async def alive(self) -> bool:
+        return not self._agent.lost.is_set()
+
+    async def pause(self) -> None:
+        await self._agent.ask(PAUSE)
+
+    async def resume(self) -> None:
+        await self._agent.ask(RESUME)
+
+    async def kill_all(self) -> None:
+        await self._agent.signal_inside(-1, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        self._agent.close()
+        self._watcher.close()
+        self.files.close()
+        await self._launcher.end()
+
+    def _environment(self, user: User, env: Mapping[str, str] | None, terminal: Size | None) -> dict[str, str]:
+        extra = {"TERM": "xterm-256color"} if terminal else {}
+        return {**self._env, **extra, **(_ROOT_ENVIRONMENT if user == "root" else {}), **(env or {})}
+
+    def _judge(self, report: Report) -> LimitName | None:
+        """Name the limit that ended a process, from what the kernel counted."""
+        if report.b == 0 and report.a == 0:
+            return None
+        kills = self._launcher.group.memory_kills() + self._watcher.memory_kills
+        if kills > self._memory_kills:
+            self._memory_kills = kills
+            return "memory"
+        refused = self._launcher.group.refused_forks()
+        if refused > self._refused_forks:
+            self._refused_forks = refused
+            return "processes"
+        return _LIMIT_SIGNALS.get(report.b)
+
+
+def draw_plan(recipe: Recipe, *, bwrap: Bwrap | None = None, filter_program: bytes | None = None) -> Plan:
+    """Decide everything about a sandbox before anything is started.
+
+    `filter_program` is for tests that show what the system call filter stops.
+    """
+    bwrap = bwrap or Bwrap.find()
+    throwaway = None
+    if recipe.folder is None:
+        throwaway = _throwaway_folder()
+    folder = _open_workspace(recipe.folder or str(throwaway))
+    owner = _owner(folder, recipe)
+    plan = Plan(bwrap, owner=owner, throwaway=throwaway)
+    plan.workspace(folder)
+    plan.add(*_NAMESPACES, "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID))
+    for plank in (*system_planks(), *_extra_planks(recipe)):
+        plank.lay(plan)
+    plan.add("--proc", "/proc", "--dev", "/dev")
+    for size, mode, place in (
+        (recipe.limits.shm_bytes, "1777", "/dev/shm"),
+        (recipe.limits.tmp_bytes, "1777", "/tmp"),
+        (recipe.limits.cache_bytes, "0755", "/cache"),
+    ):
+        plan.add("--perms", mode, "--size", str(size), "--tmpfs", place)
+    plan.bind_file(native("skep-agent"), "/run/skep/agent")
+    plan.bind_file(native("skep-fakeroot.so"), "/run/skep/fakeroot.so")
+    plan.add("--bind-fd", str(plan.number(folder)), "/workspace")
+    plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
+    plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
+    return plan
+
+
+_NAMESPACES = (
+    "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+    "--disable-userns", "--cap-drop", "ALL", "--new-session", "--as-pid-1", "--clearenv", "--hostname", "skep",
+)  # fmt: skip
+
+
+async def _ready(agent: Agent, launcher: Launcher) -> int:
+    try:
+        async with asyncio.timeout(_READY_S):
+            return await agent.ready()
+    except (SandboxLost, TimeoutError) as error:
+        said = launcher.complaint()
+        raise SandboxUnusable(
+            f"the sandbox did not start: {said or 'it gave no reason'}",
+            hint="`skep doctor` shows what this machine lacks and how to fix it",
+        ) from error
+
+
+def _argv(command: Command) -> list[str]:
+    argv = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
+    if not argv or not argv[0]:
+        raise InvalidRequest("the command is empty", hint="give a program to run")
+    return argv
+
+
+def _rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int]]:
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: command.file_bytes or sandbox.disk_bytes,
+        resource.RLIMIT_NOFILE: command.open_files or sandbox.open_files,
+        resource.RLIMIT_NPROC: command.processes or sandbox.processes,
+    }
+    if command.cpu_s is not None:
+        wanted[resource.RLIMIT_CPU] = command.cpu_s
+    if command.memory_bytes is not None:
+        wanted[resource.RLIMIT_AS] = command.memory_bytes
+    return {kind: (_within(kind, value),) * 2 for kind, value in wanted.items()}
+
+
+def _within(kind: int, value: int) -> int:
+    """Lower a limit to what this process has itself: nobody can hand out more."""
+    _, hard = resource.getrlimit(kind)
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def _extra_planks(recipe: Recipe) -> list[Plank]:
+    for inside in recipe.read_only.values():
+        clean = os.path.normpath(inside)
+        if (
+            not clean.startswith("/")
+            or clean == "/"
+            or clean.split("/")[1] in ("workspace", "tmp", "cache", "dev", "proc")
+        ):
+            raise InvalidRequest(
+                f"nothing can be mounted at {inside!r}",
+                hint="choose a path that the agent cannot write to, such as /opt/tools",
+            )
+    return [Plank(Path(host), os.path.normpath(inside)) for host, inside in recipe.read_only.items()]
+
+
+def _throwaway_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="skep-workspace-"))
+
+
+def _open_workspace(folder: str) -> int:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{folder!r} cannot be used as a workspace: {error.strerror}",
+            hint="give a folder that you can write to",
+        ) from error
+
+
+def _owner(folder: int, recipe: Recipe) -> tuple[int, int] | None:
+    """Choose the host user of a sandbox and give it its folder; None when Skep itself is an ordinary user."""
+    found = os.fstat(folder)
+    if os.geteuid() != 0:
+        if found.st_uid != os.geteuid():
+            raise InvalidRequest(
+                f"the workspace {recipe.folder!r} belongs to another user", hint="choose a folder of your own"
+            )
+        return None
+    if _FIRST_UID <= found.st_uid < _FIRST_UID + _UID_COUNT:
+        return found.st_uid, found.st_uid
+    if os.listdir(folder) and not recipe.adopt:
+        raise InvalidRequest(
+            f"the workspace {recipe.folder!r} has files of another user, and a sandbox runs as a user of its own",
+            hint="start from an empty folder, or pass adopt=True to hand the files over",
+        )
+    uid = _FIRST_UID + secrets.randbelow(_UID_COUNT)
+    _hand_over(folder, uid)
+    return uid, uid
+
+
+def _hand_over(folder: int, uid: int) -> None:
+    for _, folders, files, at in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
+        for name in (*folders, *files):
+            found = os.stat(name, dir_fd=at, follow_symlinks=False)
+            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+                raise InvalidRequest(
+                    f"{name!r} has other names (hard links) and cannot be handed over", hint="copy it first"
+                )
+            os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+    os.fchown(folder, uid, uid)

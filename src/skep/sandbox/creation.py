@@ -1,0 +1,40 @@
+"""What `Sandbox.create` returns: a sandbox to be, for whichever way of waiting the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from skep.sandbox.blocking import BlockingSandbox
+from skep.sandbox.bubblewrap import BubblewrapSandbox, Recipe
+from skep.sandbox.sandbox import Sandbox
+
+
+class Creation:
+    """Await it, or enter it with `async with` or `with`; it is used once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._made: Sandbox | None = None
+        self._blocking: BlockingSandbox | None = None
+
+    def __await__(self) -> Generator[object, None, Sandbox]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> Sandbox:
+        self._made = await self._start()
+        return self._made
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._made is not None:
+            await self._made.stop()
+
+    def __enter__(self) -> BlockingSandbox:
+        self._blocking = BlockingSandbox.start(self._start)
+        return self._blocking
+
+    def __exit__(self, *_: object) -> None:
+        if self._blocking is not None:
+            self._blocking.stop()
+
+    async def _start(self) -> Sandbox:
+        return await BubblewrapSandbox.start_from(self._recipe)

@@ -1,0 +1,230 @@
+"""Start a sandbox's processes, and leave nothing behind when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from skep.sandbox.agent import JOIN, Agent, order
+from skep.sandbox.binary import Bwrap, native
+from skep.sandbox.cgroups import Group
+from skep.sandbox.leftovers import Record
+from skep.sandbox.sandbox import Limits
+
+#: The launcher has 0-3 open; what it is sent gets the next numbers, in order.
+_FIRST_FD = 4
+_END_S = 2.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """The arguments for bwrap, and the descriptors they speak of. Owns the descriptors until `close`."""
+
+    bwrap: Bwrap
+    owner: tuple[int, int] | None = None
+    throwaway: Path | None = None
+    arguments: list[str] = field(default_factory=list)
+    fds: list[int] = field(default_factory=list)
+    workspace_fd: int = -1
+
+    def __post_init__(self) -> None:
+        self.fds += [os.open(self.bwrap.path, os.O_PATH | os.O_CLOEXEC), -1]
+        # A user of its own may not be able to reach the libraries by path, so they are loaded by descriptor.
+        if self.owner is not None:
+            self.fds += [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in self.bwrap.libraries[:1]]
+
+    @property
+    def preloads(self) -> bool:
+        return self.owner is not None and bool(self.bwrap.libraries)
+
+    def add(self, *arguments: str) -> None:
+        self.arguments += arguments
+
+    def number(self, fd: int) -> int:
+        """Return the number a descriptor will have for bwrap."""
+        if fd not in self.fds:
+            self.fds.append(fd)
+        return _FIRST_FD + self.fds.index(fd)
+
+    def workspace(self, fd: int) -> None:
+        self.workspace_fd = fd
+        self.number(fd)
+
+    def memory(self, data: bytes) -> int:
+        fd = os.memfd_create("skep", os.MFD_CLOEXEC)
+        os.write(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def bind_file(self, path: Path, inside: str) -> None:
+        self.add("--ro-bind-fd", str(self.number(os.open(path, os.O_PATH | os.O_CLOEXEC))), inside)
+
+    def seccomp(self, program: bytes) -> None:
+        if program:
+            self.add("--seccomp", str(self.number(self.memory(program))))
+
+    def seal(self) -> list[int]:
+        """Return the descriptors in the launcher's order, the arguments among them."""
+        self.fds[1] = self.memory(b"".join(os.fsencode(argument) + b"\0" for argument in self.arguments))
+        return self.fds
+
+    def close(self) -> None:
+        for fd in self.fds:
+            if fd >= 0:
+                os.close(fd)
+        self.fds.clear()
+
+
+@dataclass(slots=True)
+class Launcher:
+    """The host's side of one sandbox: its process, control groups and the record of both."""
+
+    id: str
+    pid: int
+    control: socket.socket
+    group: Group
+    record: Record
+    complaints: int
+    owner: tuple[int, int] | None = None
+
+    @classmethod
+    def start(cls) -> Launcher:
+        """Start a launcher and send it into control groups of its own."""
+        sandbox_id = secrets.token_hex(8)
+        group = Group.make()
+        record = Record.write(sandbox_id, group)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
+        try:
+            pid = _spawn(theirs.fileno(), complaints)
+            _send_into(group, ours)
+        except BaseException:
+            ours.close()
+            os.close(complaints)
+            group.remove()
+            record.remove()
+            raise
+        finally:
+            theirs.close()
+        return cls(sandbox_id, pid, ours, group, record, complaints)
+
+    async def go(self, agent: Agent, plan: Plan, limits: Limits) -> None:
+        """Set the limits, then become bwrap as planned."""
+        self.owner = plan.owner
+        try:
+            self.group.limit(limits)
+            self.record.note(self.group, plan.throwaway)
+            uid, gid = plan.owner or (0, 0)
+            await agent.launch(uid, gid, int(plan.owner is not None), int(plan.preloads), fds=plan.seal())
+        finally:
+            plan.close()
+
+    def complaint(self) -> str:
+        """Return what the launcher or bwrap said on standard error."""
+        said = os.pread(self.complaints, 4096, 0)
+        return said.decode(errors="replace").strip()
+
+    async def end(self) -> None:
+        """Wait until everything is gone, by force if need be, and remove what the sandbox held on the host."""
+        await asyncio.to_thread(self.end_now)
+
+    def end_now(self) -> None:
+        self.control.close()
+        if not _reaped(self.pid, _END_S):
+            self.group.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.complaints)
+        self.group.remove(wait_s=_END_S)
+        if self.record.throwaway is not None:
+            shutil.rmtree(self.record.throwaway, ignore_errors=True)
+        self.record.remove()
+
+
+class Spare:
+    """One launcher kept ready: joining control groups takes the kernel up to 20 ms, which nobody then waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._launcher: Launcher | None = None
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> Launcher:
+        """Return the spare launcher, or a new one."""
+        with self._lock:
+            launcher, self._launcher = self._launcher, None
+        return launcher or Launcher.start()
+
+    def refill(self) -> None:
+        """Make the next spare in the background."""
+        with self._lock:
+            if self._launcher is None and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._make, name="skep-spare", daemon=True)
+                self._thread.start()
+
+    def drop(self) -> None:
+        """End the spare launcher, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            launcher.end_now()
+
+    def _make(self) -> None:
+        launcher = Launcher.start()
+        with self._lock:
+            self._launcher = launcher
+
+
+@cache
+def spare() -> Spare:
+    """Return this process's spare launcher; it goes with the process."""
+    kept = Spare()
+    atexit.register(kept.drop)
+    return kept
+
+
+def _spawn(control: int, complaints: int) -> int:
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    actions = [
+        (os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((nothing, nothing, complaints, control))
+    ]
+    try:
+        return os.posix_spawn(native("skep-agent"), ["skep-agent", "launch"], {}, file_actions=actions, setsid=True)
+    finally:
+        os.close(nothing)
+
+
+def _send_into(group: Group, control: socket.socket) -> None:
+    doors = group.doors()
+    try:
+        if doors:
+            socket.send_fds(control, [order(JOIN)], doors)
+    finally:
+        for door in doors:
+            os.close(door)
+
+
+def _reaped(pid: int, wait_s: float) -> bool:
+    """Wait for a child of ours to end, without the event loop."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([pidfd], [], [], wait_s)
+    finally:
+        os.close(pidfd)
+    if ready:
+        os.waitpid(pid, 0)
+    return bool(ready)

@@ -1,0 +1,360 @@
+/*
+ * skep-agent: the one small native program of a Skep sandbox, in two lives.
+ *
+ *   launch   On the host. Waits on socket 3 for orders: join these control groups, then drop to this user and
+ *            become bwrap. A launcher that already sits in its control groups makes a sandbox start quickly.
+ *   serve    Inside, as pid 1. Starts commands on pipes that the controller made and hands over, reports how
+ *            they end, and dies with the controller, which takes everything inside with it.
+ *
+ * Commands run under the same uid as the agent. It is safe from them because it is pid 1 of the namespace (the
+ * kernel drops signals from inside), not dumpable (no /proc/1/mem, no /proc/1/fd, no ptrace), and holds nothing
+ * but its socket. Output never passes through it, so no command can forge another's. Messages have a fixed size
+ * and travel in SOCK_SEQPACKET records; what varies in length comes in a memory file.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#define CONTROL_FD 3
+#define MAX_FDS 32
+#define MAX_PAYLOAD (64u << 20)
+
+enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6 };
+enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
+/* Where a spawn failed, reported with errno: the caller words the message. */
+enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
+
+struct order {
+    uint32_t kind, id;
+    int32_t a, b, c, d;
+};
+
+struct report {
+    uint32_t kind, id;
+    int32_t a, b;
+    uint64_t user_us, system_us, peak_kb;
+};
+
+struct running {
+    pid_t pid;
+    uint32_t id;
+    struct running *next;
+};
+
+static struct running *table;
+
+static void fail(const char *what) {
+    int error = errno;
+    dprintf(2, "skep-agent: %s: %s\n", what, strerror(error));
+    _exit(125);
+}
+
+static void report(struct report r, int fd) {
+    struct iovec part = {&r, sizeof r};
+    union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    }
+    while (sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL) < 0)
+        if (errno != EINTR) _exit(0); /* The controller is gone. */
+}
+
+/* Returns how many descriptors came along; leaves for good at end of file: then the controller is gone. */
+static int receive(struct order *o, int *fds, int flags) {
+    struct iovec part = {o, sizeof *o};
+    union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    ssize_t got;
+    while ((got = recvmsg(CONTROL_FD, &message, flags)) < 0)
+        if (errno != EINTR) _exit(0);
+    if (got != sizeof *o || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) _exit(0);
+    int count = 0;
+    for (struct cmsghdr *head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head))
+        if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS) {
+            int more = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+            memcpy(fds + count, CMSG_DATA(head), more * sizeof(int));
+            count += more;
+        }
+    return count;
+}
+
+static void default_signals(void) {
+    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* ---- launch ------------------------------------------------------------------------------------------- */
+
+static void join_groups(int *fds, int count) {
+    for (int i = 0; i < count; i++) {
+        if (write(fds[i], "0", 1) != 1) fail("cannot join the control group");
+        close(fds[i]);
+    }
+}
+
+/* fds[0] is bwrap, fds[1] its arguments, fds[2] (when d is set) a library that bwrap needs and the user may not
+ * be able to reach by path. All the rest keep their numbers: the arguments refer to them. */
+static void become_bwrap(const struct order *o, int *fds) {
+    if (o->c && (setgroups(0, NULL) || setresgid(o->b, o->b, o->b) || setresuid(o->a, o->a, o->a)))
+        fail("cannot become the sandbox's own user");
+    default_signals();
+    umask(022);
+    char args[16], preload[64];
+    snprintf(args, sizeof args, "%d", fds[1]);
+    char *argv[] = {"bwrap", "--args", args, "--", "/run/skep/agent", "serve", NULL};
+    snprintf(preload, sizeof preload, "LD_PRELOAD=/proc/self/fd/%d", o->d ? fds[2] : -1);
+    char *env[] = {o->d ? preload : NULL, NULL};
+    syscall(SYS_execveat, fds[0], "", argv, env, AT_EMPTY_PATH);
+    fail("cannot run bwrap");
+}
+
+static int launch(void) {
+    /* Descriptors that leaked into the controller go no further, and those to come get known numbers. */
+    syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0);
+    for (;;) {
+        struct order o;
+        int fds[MAX_FDS];
+        int count = receive(&o, fds, 0);
+        if (o.kind == JOIN) join_groups(fds, count);
+        else if (o.kind == LAUNCH) become_bwrap(&o, fds);
+        else return 125;
+    }
+}
+
+/* ---- serve -------------------------------------------------------------------------------------------- */
+
+struct payload {
+    void *base;
+    size_t size;
+    uint32_t argc, envc, limits;
+    char *cwd, **argv, **env;
+    struct { uint32_t resource, pad; uint64_t soft, hard; } *limit;
+};
+
+/* The layout is written by the controller (`Spawn.payload`): counts, limits, then NUL-terminated strings. */
+static int parse(int fd, struct payload *p) {
+    struct stat info;
+    if (fstat(fd, &info) || info.st_size < 16 || info.st_size > MAX_PAYLOAD) return -1;
+    char *base = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (base == MAP_FAILED) return -1;
+    p->base = base;
+    p->size = info.st_size;
+    char *end = base + info.st_size, *at = base + 16;
+    if (end[-1] != 0) return -1;
+    memcpy(&p->argc, base, 4);
+    memcpy(&p->envc, base + 4, 4);
+    memcpy(&p->limits, base + 8, 4);
+    if (p->argc < 1 || p->argc > 1u << 20 || p->envc > 1u << 20 || p->limits > 16) return -1;
+    p->limit = (void *)at;
+    at += p->limits * sizeof *p->limit;
+    p->argv = calloc(p->argc + p->envc + 2, sizeof(char *));
+    if (!p->argv) return -1;
+    p->env = p->argv + p->argc + 1;
+    for (uint32_t i = 0; i < 1 + p->argc + p->envc; i++) {
+        if (at >= end) return -1;
+        if (i == 0) p->cwd = at;
+        else if (i <= p->argc) p->argv[i - 1] = at;
+        else p->env[i - 1 - p->argc] = at;
+        at += strlen(at) + 1;
+    }
+    return 0;
+}
+
+static void discard(struct payload *p) {
+    free(p->argv);
+    if (p->base) munmap(p->base, p->size);
+}
+
+static void refuse(int pipe_fd, int stage) {
+    int32_t word[2] = {errno, stage};
+    (void)!write(pipe_fd, word, sizeof word);
+    _exit(127);
+}
+
+static int open_terminal(const struct order *o, char *path, size_t size) {
+    int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC), unlock = 0, number;
+    if (master < 0) return -1;
+    if (ioctl(master, TIOCSPTLCK, &unlock) || ioctl(master, TIOCGPTN, &number)) { close(master); return -1; }
+    struct winsize window = {.ws_row = o->b, .ws_col = o->c};
+    ioctl(master, TIOCSWINSZ, &window);
+    snprintf(path, size, "/dev/pts/%d", number);
+    return master;
+}
+
+static void child(struct payload *p, int *fds, const char *terminal, int errors) {
+    /* The socket goes first: from the moment this process is dumpable, its neighbours may write its memory. */
+    close(CONTROL_FD);
+    setsid();
+    if (terminal) {
+        int slave = open(terminal, O_RDWR);
+        if (slave < 0 || ioctl(slave, TIOCSCTTY, 0)) refuse(errors, AT_TERMINAL);
+        for (int i = 0; i < 3; i++) dup2(slave, i);
+        if (slave > 2) close(slave);
+    } else {
+        for (int i = 0; i < 3; i++) dup2(fds[i + 1], i);
+    }
+    default_signals();
+    prctl(PR_SET_DUMPABLE, 1);
+    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (score >= 0) (void)!write(score, "1000", 4);
+    for (uint32_t i = 0; i < p->limits; i++) {
+        struct rlimit limit = {p->limit[i].soft, p->limit[i].hard};
+        if (setrlimit(p->limit[i].resource, &limit)) refuse(errors, AT_LIMIT);
+    }
+    umask(022);
+    if (chdir(p->cwd)) refuse(errors, AT_CWD);
+    environ = p->env;
+    execvp(p->argv[0], p->argv);
+    refuse(errors, AT_EXEC);
+}
+
+/* Fork and wait until the child has become the command or said why it could not. */
+static struct report start(const struct order *o, struct payload *p, int *fds, const char *terminal) {
+    struct report r = {.kind = REFUSED, .id = o->id, .b = AT_FORK};
+    int errors[2];
+    int32_t word[2];
+    struct running *entry = malloc(sizeof *entry);
+    if (!entry || pipe2(errors, O_CLOEXEC)) { r.a = errno; free(entry); return r; }
+    pid_t pid = fork();
+    if (pid == 0) child(p, fds, terminal, errors[1]);
+    r.a = errno;
+    close(errors[1]);
+    if (pid > 0 && read(errors[0], word, sizeof word) == sizeof word) {
+        r.a = word[0];
+        r.b = word[1];
+    } else if (pid > 0) {
+        *entry = (struct running){.pid = pid, .id = o->id, .next = table};
+        table = entry;
+        entry = NULL;
+        r = (struct report){.kind = STARTED, .id = o->id, .a = pid};
+    }
+    close(errors[0]);
+    free(entry);
+    return r;
+}
+
+static void spawn(const struct order *o, int *fds, int count) {
+    struct report r = {.kind = REFUSED, .id = o->id, .a = EINVAL, .b = AT_PAYLOAD};
+    struct payload p = {0};
+    char terminal[32];
+    int master = -1;
+    if (count == (o->a ? 1 : 4) && !parse(fds[0], &p)) {
+        if (o->a && (master = open_terminal(o, terminal, sizeof terminal)) < 0) {
+            r.a = errno;
+            r.b = AT_TERMINAL;
+        } else {
+            r = start(o, &p, fds, o->a ? terminal : NULL);
+        }
+    }
+    discard(&p);
+    report(r, r.kind == STARTED ? master : -1);
+    if (master >= 0) close(master);
+}
+
+/* Without an id, c is a pid as seen inside, or -1 for everything but the agent. */
+static void send_signal(const struct order *o) {
+    if (o->id == 0 && (o->c == -1 || o->c > 1)) kill(o->c, o->a);
+    for (struct running *entry = table; entry; entry = entry->next)
+        if (entry->id == o->id) kill(o->b ? entry->pid : -entry->pid, o->a);
+}
+
+static void reap(void) {
+    int status;
+    pid_t pid;
+    struct rusage use;
+    while ((pid = wait4(-1, &status, WNOHANG, &use)) > 0)
+        for (struct running **link = &table; *link; link = &(*link)->next)
+            if ((*link)->pid == pid) {
+                struct running *entry = *link;
+                report((struct report){.kind = EXITED, .id = entry->id,
+                        .a = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                        .b = WIFSIGNALED(status) ? WTERMSIG(status) : 0,
+                        .user_us = use.ru_utime.tv_sec * 1000000ull + use.ru_utime.tv_usec,
+                        .system_us = use.ru_stime.tv_sec * 1000000ull + use.ru_stime.tv_usec,
+                        .peak_kb = use.ru_maxrss}, -1);
+                *link = entry->next;
+                free(entry);
+                break;
+            }
+}
+
+static void obey(void) {
+    struct order o;
+    int fds[MAX_FDS];
+    int count = receive(&o, fds, MSG_CMSG_CLOEXEC);
+    switch (o.kind) {
+    case SPAWN: spawn(&o, fds, count); break;
+    case SIGNAL: send_signal(&o); break;
+    case PAUSE: kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
+    case RESUME: kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
+    default: _exit(0);
+    }
+    for (int i = 0; i < count; i++) close(fds[i]);
+}
+
+static void serve(void) {
+    if (getpid() != 1) { errno = EPERM; fail("serve runs only as pid 1 of a sandbox"); }
+    if (prctl(PR_SET_DUMPABLE, 0)) fail("cannot hide from the sandbox");
+    if (prctl(PR_GET_SECCOMP) != 2 || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1) {
+        errno = EPERM;
+        fail("refusing to serve without a system call filter");
+    }
+    syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0);
+    fcntl(CONTROL_FD, F_SETFD, FD_CLOEXEC);
+    default_signals();
+    sigset_t children;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &children, NULL);
+    int ended = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (ended < 0 || root < 0) fail("cannot start");
+    report((struct report){.kind = READY}, root);
+    close(root);
+    struct pollfd watched[] = {{CONTROL_FD, POLLIN, 0}, {ended, POLLIN, 0}};
+    for (;;) {
+        if (poll(watched, 2, -1) < 0 && errno != EINTR) fail("poll");
+        if (watched[1].revents) {
+            struct signalfd_siginfo info;
+            while (read(ended, &info, sizeof info) > 0) {}
+            reap();
+        }
+        if (watched[0].revents) obey();
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "launch")) return launch();
+    if (argc == 2 && !strcmp(argv[1], "serve")) serve();
+    dprintf(2, "skep-agent is started by Skep and is of no use by itself.\n");
+    return 2;
+}

@@ -1,0 +1,61 @@
+"""What of the host a sandbox sees: the system's programs, read-only, and the few files of /etc they need."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skep.sandbox.launcher import Plan
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+#: Needed for names of libraries, programs, time zones, certificates and fonts; none holds a secret.
+_ETC = (
+    "/etc/alternatives", "/etc/crypto-policies", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime",
+    "/etc/mime.types", "/etc/os-release", "/etc/pki/tls", "/etc/pki/ca-trust/extracted", "/etc/protocols",
+    "/etc/python3", "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
+)  # fmt: skip
+
+_WRITTEN = {
+    "/etc/passwd": (
+        "root:x:0:0:root:/workspace:/bin/bash\n"
+        "agent:x:1000:1000:agent:/workspace:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "/etc/group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "/etc/hosts": "127.0.0.1 localhost skep\n::1 localhost\n",
+    "/etc/hostname": "skep\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "/etc/shells": "/bin/sh\n/bin/bash\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plank:
+    """One piece of the root file system: a path of the host shown inside, or a small file made up for it."""
+
+    source: Path | str
+    inside: str
+
+    def lay(self, plan: Plan) -> None:
+        match self.source:
+            case str(text):
+                plan.add("--perms", "0444", "--file", str(plan.number(plan.memory(text.encode()))), self.inside)
+            case Path() as path if path.is_symlink():
+                plan.add("--symlink", os.readlink(path), self.inside)
+            case Path() as path if path.is_file() and path.is_relative_to("/etc"):
+                # A copy into the root costs less than a mount.
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                plan.add("--perms", "0444", "--file", str(plan.number(fd)), self.inside)
+            case Path() as path:
+                plan.add("--ro-bind", str(path), self.inside)
+
+
+@cache
+def system_planks() -> tuple[Plank, ...]:
+    """Return what every sandbox sees of this host."""
+    shown = [Plank(Path(path), path) for path in (*_SYSTEM, *_ETC) if os.path.lexists(path)]
+    return (*shown, *(Plank(text, path) for path, text in _WRITTEN.items()))

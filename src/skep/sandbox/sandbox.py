@@ -1,0 +1,407 @@
+"""The contract of a sandbox: what every mechanism promises, and what is built on top once for all of them.
+
+For whoever writes the next mechanism
+-------------------------------------
+Subclass `Sandbox` and provide `start`, `files`, `alive`, `pause`, `resume`, `kill_all` and `stop`; everything else
+(`run`, background jobs, the persistent shell) is built here from those. Then run `skep.testing.SandboxContract` against it.
+
+The promises:
+
+- A program that fails is a value: `Execution` or `Exit` with its code or signal. A sandbox that is lost is the
+  exception `SandboxLost`, raised by every call that was waiting, within two seconds of its death.
+- Output streams are pulled. Nothing is read before the caller asks, so an endless program cannot fill memory.
+- Every started process leads a process group of its own; `kill` reaches all of the group.
+- What a program did that a limit stopped is said: `limit` names it.
+- A path that is not absolute is below `/workspace`. Paths are those seen from inside.
+- The user is `agent` (not root) unless `root` is asked for; that root is fake: it looks like uid 0 to programs,
+  and holds no privilege.
+- When the controlling process dies, by whatever means, everything inside dies within two seconds.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+import signal as signals
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from skep.errors import InvalidRequest, NotFound
+from skep.sandbox.files import Files
+from skep.sandbox.log import Log
+
+if TYPE_CHECKING:
+    from skep.sandbox.creation import Creation
+    from skep.sandbox.shell import Shell
+
+Command = str | Sequence[str]
+User = Literal["agent", "root"]
+LimitName = Literal["time", "memory", "processes", "disk", "cpu", "output"]
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use. `command_s` is the default time of one command."""
+
+    cpus: float = 2.0
+    memory_bytes: int = 4 * GIB
+    disk_bytes: int = 5 * GIB
+    inodes: int = 500_000
+    processes: int = 512
+    open_files: int = 4096
+    tmp_bytes: int = 512 * MIB
+    cache_bytes: int = 512 * MIB
+    shm_bytes: int = 64 * MIB
+    output_bytes: int = 10 * MIB
+    command_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLimits:
+    """What one command may use, within its sandbox's limits; None leaves the sandbox's own."""
+
+    cpu_s: int | None = None
+    memory_bytes: int | None = None
+    file_bytes: int | None = None
+    open_files: int | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a terminal in characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: by itself with a code, or by a signal; and the limit that ended it, if one did."""
+
+    code: int | None
+    signal: int | None = None
+    limit: LimitName | None = None
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def status(self) -> int:
+        """The code as a shell reports it: 128 and the signal's number for a process that was killed."""
+        return self.code if self.code is not None else 128 + (self.signal or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A command that has ended, with what it printed."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+    duration_s: float
+    #: Output beyond `Limits.output_bytes` of a stream was read and thrown away.
+    truncated: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return self.exit.status
+
+    @property
+    def ok(self) -> bool:
+        return self.exit.code == 0
+
+    @property
+    def limit(self) -> LimitName | None:
+        return self.exit.limit or ("output" if self.truncated else None)
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def error_text(self) -> str:
+        """Standard error as text; bytes that are not UTF-8 are replaced."""
+        return self.stderr.decode(errors="replace")
+
+
+class Stream(abc.ABC):
+    """Bytes from a process, pulled by the reader."""
+
+    @abc.abstractmethod
+    async def read(self) -> bytes:
+        """Return the next bytes as soon as there are any; nothing at the end."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self.read():
+            yield chunk
+
+
+class Process(abc.ABC):
+    """A process in a sandbox, the leader of its own group. With a terminal, `stdout` carries everything."""
+
+    id: str
+    pid: int
+    argv: Sequence[str]
+    stdout: Stream
+    stderr: Stream
+    exit: Exit | None = None
+
+    @abc.abstractmethod
+    async def wait(self) -> Exit:
+        """Return how the process ended; raise `SandboxLost` if its sandbox went first."""
+
+    @abc.abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Write to its standard input. Bytes for a process that has stopped reading are dropped."""
+
+    @abc.abstractmethod
+    async def close_stdin(self) -> None:
+        """End its standard input: on a pipe it sees the end of file, on a terminal Ctrl-D is typed."""
+
+    @abc.abstractmethod
+    async def signal(self, number: int, *, group: bool = True) -> None:
+        """Send a signal to the process and, unless told otherwise, its group. A process that has ended is left."""
+
+    @abc.abstractmethod
+    async def resize(self, size: Size) -> None:
+        """Tell its terminal the new size."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Close the controller's ends of its pipes. The process itself goes on."""
+
+    async def kill(self) -> None:
+        """End the whole group at once."""
+        await self.signal(signals.SIGKILL)
+
+
+@dataclass(slots=True)
+class Job:
+    """A background process whose output is kept, bounded, for whoever attaches later."""
+
+    process: Process
+    log: Log
+    started_at: float
+    _pumps: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.process.id
+
+    @property
+    def running(self) -> bool:
+        return self.process.exit is None
+
+    async def wait(self) -> Exit:
+        return await self.process.wait()
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def attach(self, cursor: int = 0) -> AsyncIterator[bytes]:
+        """Yield the output from a cursor on, what is kept first and then live, to the end."""
+        async for chunk in self.log.follow(cursor):
+            yield chunk
+
+
+class Sandbox(abc.ABC):
+    """A private computer. Make one with `Sandbox.create`."""
+
+    mechanism: ClassVar[str]
+    id: str
+    limits: Limits
+    files: Files
+
+    @staticmethod
+    def create(
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        limits: Limits | None = None,
+        env: Mapping[str, str] | None = None,
+        read_only: Mapping[str, str] | None = None,
+        adopt: bool = False,
+    ) -> Creation:
+        """Make a sandbox, for `async with`, `with` or `await`.
+
+        `folder` is the workspace on the host; without one the workspace is thrown away at the end. `read_only` shows
+        more of the host: its path there to the path inside. `adopt` hands the files of a folder that is not empty
+        over to the sandbox's own user, which is needed once when Skep runs as root.
+        """
+        from skep.sandbox.bubblewrap import Recipe
+        from skep.sandbox.creation import Creation
+
+        recipe = Recipe(
+            folder=None if folder is None else os.fspath(folder),
+            limits=limits or Limits(),
+            env=env or {},
+            read_only=read_only or {},
+            adopt=adopt,
+        )
+        return Creation(recipe)
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    @abc.abstractmethod
+    async def start(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "agent",
+        stdin: bool = False,
+        terminal: Size | None = None,
+        timeout_s: float | None = None,
+        limits: CommandLimits | None = None,
+    ) -> Process:
+        """Start a command and return at once; a text is run by the shell, a list is run as it is.
+
+        A command that cannot be started (not found, not executable, no such folder) is `InvalidRequest`.
+        """
+
+    @abc.abstractmethod
+    async def alive(self) -> bool:
+        """Say whether commands can still run in it."""
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """End everything inside and free what the sandbox held. Safe to repeat; the workspace stays."""
+
+    @abc.abstractmethod
+    async def pause(self) -> None:
+        """Halt every process inside until `resume`."""
+
+    @abc.abstractmethod
+    async def resume(self) -> None:
+        """Let halted processes go on."""
+
+    @abc.abstractmethod
+    async def kill_all(self) -> None:
+        """End every process inside at once, daemons and fork bombs too. The sandbox itself goes on."""
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        input: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "agent",
+        timeout_s: float | None = None,
+        limits: CommandLimits | None = None,
+    ) -> Execution:
+        """Run a command to its end and return what it printed, at most `limits.output_bytes` of each stream.
+
+        Processes it leaves in the background go on; their later output is not waited for.
+        """
+        began = time.monotonic()
+        process = await self.start(
+            command,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=bool(input),
+            timeout_s=self.limits.command_s if timeout_s is None else timeout_s,
+            limits=limits,
+        )
+        try:
+            return await _gather(process, input, began=began, keep=self.limits.output_bytes)
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        finally:
+            process.release()
+
+    async def background(self, command: Command, *, cwd: str | None = None, user: User = "agent") -> Job:
+        """Start a command that outlives this call, keeping its output for whoever attaches."""
+        process = await self.start(command, cwd=cwd, user=user)
+        job = Job(process, Log(), started_at=time.time())
+        job._pumps.append(asyncio.create_task(_pump(process, job.log)))
+        self._jobs[job.id] = job
+        return job
+
+    def jobs(self) -> list[Job]:
+        """List the background jobs, oldest first, ended ones too."""
+        return list(self._jobs.values())
+
+    def job(self, job_id: str) -> Job:
+        """Return one background job by its id."""
+        if job_id not in self._jobs:
+            raise NotFound(f"no background job {job_id!r}", hint="list them to see which there are")
+        return self._jobs[job_id]
+
+    def forget(self, job_id: str) -> None:
+        """Drop an ended job and its log."""
+        if self.job(job_id).running:
+            raise InvalidRequest(f"job {job_id!r} is still running", hint="kill it first")
+        del self._jobs[job_id]
+
+    async def shell(self, *, user: User = "agent") -> Shell:
+        """Open a shell whose folder, variables and functions last from one command to the next."""
+        from skep.sandbox.shell import Shell
+
+        return await Shell.open(self, user=user)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+#: How long a finished command's pipes are still read when a process it left behind holds them open.
+_LINGER_S = 0.1
+
+
+async def _gather(process: Process, data: bytes, *, began: float, keep: int) -> Execution:
+    out, err = bytearray(), bytearray()
+    readers = [
+        asyncio.create_task(_collect(process.stdout, out, keep)),
+        asyncio.create_task(_collect(process.stderr, err, keep)),
+    ]
+    feeder = asyncio.create_task(_feed(process, data)) if data else None
+    try:
+        ended = await process.wait()
+        done, _ = await asyncio.wait(readers, timeout=_LINGER_S)
+        truncated = len(out) > keep or len(err) > keep
+        for reader in done:
+            reader.result()
+    finally:
+        for task in (*readers, feeder):
+            if task is not None:
+                task.cancel()
+    duration = time.monotonic() - began
+    return Execution(ended, bytes(out[:keep]), bytes(err[:keep]), duration, truncated)
+
+
+async def _collect(stream: Stream, into: bytearray, keep: int) -> None:
+    async for chunk in stream:
+        if len(into) <= keep:  # one byte past the limit is kept as the sign that there was more
+            into += chunk[: keep + 1 - len(into)]
+
+
+async def _feed(process: Process, data: bytes) -> None:
+    await process.write(data)
+    await process.close_stdin()
+
+
+async def _pump(process: Process, log: Log) -> None:
+    async def move(stream: Stream) -> None:
+        async for chunk in stream:
+            log.append(chunk)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(move(process.stdout))
+            group.create_task(move(process.stderr))
+    finally:
+        log.close()
+        process.release()

@@ -1,0 +1,105 @@
+"""A shell that lasts: its folder, variables, functions and options survive from one command to the next.
+
+There is no resident shell to wedge or to deceive. Each command runs in a bash of its own that first takes up the
+state the last one left and saves its own at the end; how it ended is told by the kernel. So `exit`, `set -e`, a
+syntax error or a killed command end that command and nothing else, and a program that prints a prompt or an end
+marker has only printed it.
+
+What does not carry over: open descriptors (`exec 3<file`), the job table (a background process itself goes on), and
+the state of a command that was killed before it could save, in which case the state before it still holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+from skep.sandbox.sandbox import Execution, User
+
+if TYPE_CHECKING:
+    from skep.sandbox.sandbox import Sandbox
+
+_FOLDER = "/cache/.skep-shells"
+
+# Takes up the state, and arranges for it to be saved. The names left out are those that bash sets itself. Tracing is
+# kept out of the options and put before the next command, so that what is traced is the command alone.
+_PRELUDE = r"""
+__skep_file=$2 __skep_command=$3
+builtin set --
+__skep_save() {
+    local __skep_status=$? __skep_flags=$-
+    builtin trap - EXIT
+    __skep_options=$(builtin set +o; builtin shopt -p)
+    builtin set +xveu +o pipefail
+    local __skep_name __skep_all __skep_names=()
+    builtin mapfile -t __skep_all < <(builtin compgen -v)
+    for __skep_name in "${__skep_all[@]}"; do
+        case $__skep_name in
+            __skep_*|BASH|BASH_*|BASHOPTS|BASHPID|COMP_*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO) ;;
+            OPTIND|PIPESTATUS|PPID|RANDOM|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_) ;;
+            *) __skep_names+=("$__skep_name") ;;
+        esac
+    done
+    {
+        builtin declare -p "${__skep_names[@]}"
+        builtin unset -f __skep_save
+        builtin declare -f
+        builtin alias -p
+        builtin umask -p
+        builtin printf 'builtin cd -- %q\n' "$PWD"
+        builtin printf '%s\n' "$__skep_options" 'builtin set +xv' '__skep_first='
+        case $__skep_flags in *e*) builtin printf 'builtin set -e\n' ;; esac
+        case $__skep_flags in *x*) builtin printf '__skep_first="set -x;"\n' ;; esac
+    } > "$__skep_file.new" && command /bin/mv -f "$__skep_file.new" "$__skep_file"
+    builtin exit "$__skep_status"
+}
+builtin trap '{ __skep_save; } 2>/dev/null' EXIT
+if [[ -r $__skep_file ]]; then
+    builtin unset $(builtin compgen -e)
+    builtin source "$__skep_file" 2>/dev/null
+fi
+"""
+# On one line, so that errors count lines from the command's own first.
+_SCRIPT = 'eval "$1"; eval "$__skep_first$__skep_command"'
+
+
+class Shell:
+    """One lasting shell of a sandbox. Commands given at once run one after the other."""
+
+    def __init__(self, sandbox: Sandbox, user: User) -> None:
+        self.id = secrets.token_hex(6)
+        self._sandbox = sandbox
+        self._user: User = user
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, sandbox: Sandbox, *, user: User = "agent") -> Shell:
+        shell = cls(sandbox, user)
+        await sandbox.files.mkdir(_FOLDER)
+        return shell
+
+    async def run(
+        self,
+        command: str,
+        *,
+        input: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Execution:
+        """Run a command where the last one left off."""
+        argv = ["/bin/bash", "--norc", "--noprofile", "-c", _SCRIPT, "shell", _PRELUDE, self._state, command]
+        async with self._turn:
+            return await self._sandbox.run(argv, input=input, user=self._user, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Forget the shell's state."""
+        from skep.errors import NotFound
+
+        try:
+            await self._sandbox.files.remove(self._state)
+        except NotFound:
+            return
+
+    @property
+    def _state(self) -> str:
+        return f"{_FOLDER}/{self.id}"

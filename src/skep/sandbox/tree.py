@@ -1,0 +1,420 @@
+"""Files in a folder that an agent can write to, reached from the host.
+
+One `Tree` serves a live sandbox (its root is the sandbox's own root folder, so every path means what it means
+inside) and a workspace at rest (its root is the folder on the host). Both are hostile ground: look-ups are confined
+by `openat2`, only regular files are opened and never through a device or a FIFO, and writes replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import posixpath
+import secrets
+import shutil
+import stat
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from skep.errors import (
+    Conflict,
+    Defect,
+    Denied,
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    SkepError,
+    StorageFull,
+    Unavailable,
+)
+from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry, Kind
+from skep.sandbox.openat2 import BENEATH, IN_ROOT, openat2
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_libc = ctypes.CDLL(None)
+_PIECE = 4 << 20
+_LIST_LIMIT = 100_000
+_PATH_LIMIT = 4095
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Room taken or left, in bytes and in files."""
+
+    size: int
+    inodes: int
+
+
+@dataclass(slots=True)
+class Tree:
+    """Implements `Files` over a folder descriptor, which it owns.
+
+    `base` is the folder, seen from the root, that relative paths start from. `owner` is who made files belong to,
+    when the controller is root. With `at_rest`, a link that leads out is refused instead of read from the root.
+    """
+
+    root_fd: int
+    base: str = "/workspace"
+    owner: tuple[int, int] | None = None
+    at_rest: bool = False
+
+    @classmethod
+    def at(cls, folder: str, *, owner: tuple[int, int] | None = None) -> Tree:
+        """Open a workspace folder at rest, whose paths inside begin with /workspace."""
+        with _explained(folder):
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(fd, owner=owner, at_rest=True)
+
+    def close(self) -> None:
+        if self.root_fd >= 0:
+            os.close(self.root_fd)
+            self.root_fd = -1
+
+    async def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        return await self._call(self._read, path, limit_bytes)
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        fd = await self._call(self._open_regular, path, os.O_RDONLY)
+        try:
+            while piece := await asyncio.to_thread(os.read, fd, _PIECE):
+                yield piece
+        finally:
+            os.close(fd)
+
+    async def write(self, path: str, data: bytes | str | AsyncIterable[bytes], *, mode: int | None = None) -> None:
+        if isinstance(data, str):
+            data = data.encode()
+        if isinstance(data, bytes):
+            await self._call(self._write, path, data, mode)
+            return
+        draft = await self._call(self._draft, path)
+        try:
+            with _explained(path):
+                async for piece in data:
+                    await asyncio.to_thread(_write_all, draft.fd, piece)
+            await self._call(self._publish, draft, path, mode)
+        finally:
+            await self._call(draft.discard)
+
+    async def append(self, path: str, data: bytes | str) -> None:
+        await self._call(self._append, path, data.encode() if isinstance(data, str) else data)
+
+    async def list(self, path: str = ".") -> list[Entry]:
+        return sorted(await self._call(self._list, path), key=lambda entry: entry.name)
+
+    async def stat(self, path: str) -> Entry:
+        return await self._call(self._stat, path)
+
+    async def move(self, source: str, target: str) -> None:
+        await self._call(self._move, source, target)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        await self._call(self._remove, path, recursive)
+
+    async def mkdir(self, path: str) -> None:
+        await self._call(self._mkdir, path)
+
+    async def watch(self, path: str = ".") -> AsyncIterator[Change]:
+        from skep.sandbox.watch import Watch
+
+        with _explained(path), acting_as(self.owner):
+            folder = self._open(self._inside(path), os.O_RDONLY | os.O_DIRECTORY)
+        async with Watch(folder) as changes:
+            async for change in changes:
+                yield change
+
+    async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do file work in a thread, as the sandbox's own user."""
+
+        def done() -> T:
+            with acting_as(self.owner):
+                return work(*args, **kwargs)
+
+        return await asyncio.to_thread(done)
+
+    def room(self) -> Usage:
+        """Return how much the file system of the workspace has left."""
+        with (
+            acting_as(self.owner),
+            _closing(self._open(self._inside("."), os.O_RDONLY | os.O_DIRECTORY)) as folder,
+        ):
+            found = os.statvfs(folder)
+        return Usage(found.f_bavail * found.f_frsize, found.f_favail)
+
+    async def measure(self) -> Usage:
+        """Measure what the workspace holds."""
+        return await self._call(self._usage)
+
+    def _usage(self) -> Usage:
+        size = inodes = 0
+        with _closing(self._open(self._inside("."), os.O_RDONLY | os.O_DIRECTORY)) as top:
+            for _, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                for name in (*folders, *files):
+                    with contextlib.suppress(FileNotFoundError):
+                        size += os.stat(name, dir_fd=at, follow_symlinks=False).st_blocks * 512
+                        inodes += 1
+        return Usage(size, inodes)
+
+    def _inside(self, path: str) -> str:
+        """Return the path relative to the root descriptor, or refuse it."""
+        if "\0" in path:
+            raise InvalidRequest("a path contains a NUL character", hint="remove the character")
+        if len(os.fsencode(path)) > _PATH_LIMIT:
+            raise InvalidRequest(f"a path of {len(path)} characters is too long", hint="use a shorter one")
+        # Dots are folded by text, as a person reads the path; what is left is looked up by the kernel.
+        whole = posixpath.normpath(posixpath.join(self.base, path))
+        if not self.at_rest:
+            return whole.lstrip("/") or "."
+        if whole != self.base and not whole.startswith(self.base + "/"):
+            raise InvalidRequest(
+                f"{path!r} is not below {self.base}",
+                hint="a sandbox that is not running has only its workspace",
+            )
+        return whole[len(self.base) + 1 :] or "."
+
+    def _open(self, inside: str, flags: int) -> int:
+        return openat2(self.root_fd, inside, flags, resolve=BENEATH if self.at_rest else IN_ROOT)
+
+    def _open_regular(self, path: str, flags: int, *, sole: bool = False) -> int:
+        """Open a regular file: what it is gets settled on a descriptor that opens nothing."""
+        with _explained(path):
+            probe = self._open(self._inside(path), os.O_PATH)
+            try:
+                _require_regular(os.fstat(probe), path, sole=sole)
+                return os.open(f"/proc/self/fd/{probe}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            finally:
+                os.close(probe)
+
+    def _read(self, path: str, limit_bytes: int) -> bytes:
+        fd = self._open_regular(path, os.O_RDONLY)
+        with _explained(path), _closing(fd):
+            size = os.fstat(fd).st_size
+            if size > limit_bytes:
+                raise LimitReached(
+                    f"{path!r} has {size} bytes, more than the {limit_bytes} that are read at once",
+                    hint="stream it instead",
+                )
+            return _read_up_to(fd, min(limit_bytes, max(size, _PIECE)))
+
+    def _write(self, path: str, data: bytes, mode: int | None) -> None:
+        draft = self._draft(path)
+        try:
+            with _explained(path):
+                _write_all(draft.fd, data)
+            self._publish(draft, path, mode)
+        finally:
+            draft.discard()
+
+    def _draft(self, path: str) -> Draft:
+        folder, name = posixpath.split(self._inside(path))
+        if name in ("", "."):
+            raise InvalidRequest(f"{path!r} is a folder", hint="name a file in it")
+        with _explained(path):
+            parent = self._make_folders(folder)
+            hidden = f".skep-{secrets.token_hex(8)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                return Draft(parent, name, hidden, os.open(hidden, flags, 0o600, dir_fd=parent))
+            except BaseException:
+                os.close(parent)
+                raise
+
+    def _publish(self, draft: Draft, path: str, mode: int | None) -> None:
+        with _explained(path):
+            os.fchmod(draft.fd, _mode_at(draft.parent, draft.name) if mode is None else mode & 0o777)
+            os.rename(draft.hidden, draft.name, src_dir_fd=draft.parent, dst_dir_fd=draft.parent)
+
+    def _append(self, path: str, data: bytes) -> None:
+        try:
+            fd = self._open_regular(path, os.O_WRONLY | os.O_APPEND, sole=True)
+        except NotFound:
+            self._write(path, data, None)
+            return
+        with _explained(path), _closing(fd):
+            _write_all(fd, data)
+
+    def _list(self, path: str) -> Iterable[Entry]:
+        entries: deque[Entry] = deque()
+        with (
+            _explained(path),
+            _closing(self._open(self._inside(path), os.O_RDONLY | os.O_DIRECTORY)) as folder,
+        ):
+            for found in os.scandir(folder):
+                name = found.name
+                if len(entries) >= _LIST_LIMIT:
+                    raise LimitReached(
+                        f"{path!r} has more than {_LIST_LIMIT} entries", hint="list it with a command inside"
+                    )
+                with contextlib.suppress(FileNotFoundError):
+                    entries.append(_describe(folder, name))
+        return entries
+
+    def _stat(self, path: str) -> Entry:
+        folder, name = posixpath.split(self._inside(path))
+        with _explained(path), _closing(self._open(folder, os.O_PATH | os.O_DIRECTORY)) as parent:
+            return _describe(parent, name or ".")
+
+    def _move(self, source: str, target: str) -> None:
+        from_folder, from_name = posixpath.split(self._inside(source))
+        to_folder, to_name = posixpath.split(self._inside(target))
+        with (
+            _explained(source),
+            _closing(self._open(from_folder, os.O_PATH | os.O_DIRECTORY)) as from_fd,
+            _closing(self._make_folders(to_folder)) as to_fd,
+        ):
+            os.rename(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+
+    def _remove(self, path: str, recursive: bool) -> None:
+        folder, name = posixpath.split(self._inside(path))
+        with _explained(path), _closing(self._open(folder, os.O_PATH | os.O_DIRECTORY)) as parent:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=parent)
+            elif recursive:
+                shutil.rmtree(name, dir_fd=parent)
+            else:
+                os.rmdir(name, dir_fd=parent)
+
+    def _make_folders(self, inside: str) -> int:
+        """Open a folder for `*at` calls, making what is missing of the way to it."""
+        flags = os.O_PATH | os.O_DIRECTORY
+        try:
+            return self._open(inside, flags)
+        except FileNotFoundError:
+            above, name = posixpath.split(inside)
+            with _closing(self._make_folders(above)) as parent, contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=parent)
+            return self._open(inside, flags)
+
+    def _mkdir(self, path: str) -> None:
+        with _explained(path):
+            os.close(self._make_folders(self._inside(path)))
+
+
+@dataclass(slots=True)
+class Draft:
+    """A file that is being written beside the one it will replace."""
+
+    parent: int
+    name: str
+    hidden: str
+    fd: int
+
+    def discard(self) -> None:
+        """Remove the draft unless it has been published, and close it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.hidden, dir_fd=self.parent)
+        os.close(self.fd)
+        os.close(self.parent)
+
+
+@contextmanager
+def acting_as(owner: tuple[int, int] | None) -> Iterator[None]:
+    """Touch files as another user, in this thread alone.
+
+    Without it a controller that is root would read and write with root's rights, and could not make files at all in
+    a sandbox's own /tmp, where root has no name.
+    """
+    if owner is None:
+        yield
+        return
+    uid, gid = owner
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    try:
+        if _libc.setfsuid(-1) != uid:
+            raise Defect(f"cannot act as user {uid}")
+        yield
+    finally:
+        _libc.setfsuid(os.geteuid())
+        _libc.setfsgid(os.getegid())
+
+
+def _mode_at(parent: int, name: str) -> int:
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0o644
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    return stat.S_IMODE(found.st_mode) & 0o777 if stat.S_ISREG(found.st_mode) else 0o644
+
+
+def _require_regular(found: os.stat_result, path: str, *, sole: bool) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise InvalidRequest(f"{path!r} is a folder", hint="list it, or name a file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise Denied(f"{path!r} is a {_kind(found.st_mode)} file: only regular files are opened")
+    if sole and found.st_nlink > 1:
+        raise Denied(f"{path!r} has other names (hard links)", hint="write it anew instead of appending to it")
+
+
+def _describe(parent: int, name: str) -> Entry:
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    kind = _kind(found.st_mode)
+    target = os.readlink(name, dir_fd=parent) if kind == "link" else None
+    return Entry(name, kind, found.st_size, stat.S_IMODE(found.st_mode), found.st_mtime, target)
+
+
+def _kind(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "link" if stat.S_ISLNK(mode) else "other"
+
+
+def _read_up_to(fd: int, size: int) -> bytes:
+    pieces, left = [], size
+    while left and (piece := os.read(fd, min(left, 64 << 20))):
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Turn the kernel's answer about a path into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise _meaning(error, path) from error
+
+
+def _meaning(error: OSError, path: str) -> SkepError:
+    shown = path if len(path) <= 200 else path[:200] + "…"
+    reason = os.strerror(error.errno or 0)
+    match error.errno:
+        case errno.ENOENT:
+            return NotFound(f"there is nothing at {shown!r}", hint="list the folder to see what is there")
+        case errno.EACCES | errno.EPERM | errno.EROFS | errno.EXDEV | errno.ELOOP:
+            return Denied(f"{shown!r} may not be used: {reason}")
+        case errno.ENOSPC | errno.EDQUOT:
+            return StorageFull(f"no room left for {shown!r}", hint="remove files or raise the disk limit")
+        case errno.EEXIST | errno.ENOTEMPTY | errno.EBUSY:
+            return Conflict(f"{shown!r}: {reason}")
+        case errno.ENOTDIR | errno.EISDIR | errno.ENAMETOOLONG | errno.EINVAL | errno.ENXIO:
+            return InvalidRequest(f"{shown!r}: {reason}")
+        case _:
+            return Unavailable(f"{shown!r}: {reason}")

@@ -1,0 +1,117 @@
+"""Follow what changes below a folder, by inotify."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import AsyncIterator, Iterator
+from typing import Literal, Self
+
+from skep.errors import LimitReached
+from skep.sandbox.files import Change
+
+_EVENT = struct.Struct("=iIII")
+_MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
+_OVERFLOW, _IGNORED, _IS_FOLDER = 0x4000, 0x8000, 0x40000000
+_ONLY_FOLDER = 0x01000000
+_MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_FOLDER
+_FOLDER_LIMIT = 8192
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Watch:
+    """The changes below an open folder, which it owns. Folders made later are watched too."""
+
+    def __init__(self, folder_fd: int) -> None:
+        self._root = folder_fd
+        self._fd = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if self._fd < 0:
+            os.close(folder_fd)
+            raise LimitReached("this user has no inotify watches left", hint="raise fs.inotify.max_user_instances")
+        self._paths: dict[int, str] = {}
+
+    async def __aenter__(self) -> Self:
+        for _ in self._add(self._root, ""):
+            pass
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        os.close(self._fd)
+        os.close(self._root)
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        loop = asyncio.get_running_loop()
+        while True:
+            ready = asyncio.Event()
+            loop.add_reader(self._fd, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(self._fd)
+            for change in self._drain():
+                yield change
+
+    def _drain(self) -> Iterator[Change]:
+        data = os.read(self._fd, 1 << 16)
+        at = 0
+        while at < len(data):
+            watch, mask, _, length = _EVENT.unpack_from(data, at)
+            name = os.fsdecode(data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
+            at += _EVENT.size + length
+            yield from self._changes(watch, mask, name)
+
+    def _changes(self, watch: int, mask: int, name: str) -> Iterator[Change]:
+        if mask & _OVERFLOW:
+            yield Change("overflow", "")
+        elif mask & _IGNORED:
+            self._paths.pop(watch, None)
+        elif (above := self._paths.get(watch)) is not None:
+            path = f"{above}/{name}" if above else name
+            yield Change(_kind(mask), path)
+            if mask & _IS_FOLDER and mask & (_CREATE | _MOVED_TO):
+                yield from self._enter(path)
+
+    def _enter(self, path: str) -> Iterator[Change]:
+        """Watch a new folder, and report what was put into it before the watch was in place."""
+        with contextlib.suppress(OSError):
+            fd = _open_below(self._root, path)
+            try:
+                yield from self._add(fd, path)
+            finally:
+                os.close(fd)
+
+    def _add(self, folder_fd: int, path: str) -> Iterator[Change]:
+        if len(self._paths) >= _FOLDER_LIMIT:
+            yield Change("overflow", path)
+            return
+        # The descriptor's own name cannot be swapped for another folder's, as a path could.
+        watch = int(_libc.inotify_add_watch(self._fd, f"/proc/self/fd/{folder_fd}".encode(), _MASK))
+        if watch < 0:
+            yield Change("overflow", path)
+            return
+        self._paths[watch] = path
+        for name in os.listdir(folder_fd):
+            below = f"{path}/{name}" if path else name
+            yield Change("created", below)
+            with contextlib.suppress(OSError):
+                fd = _open_below(folder_fd, name)
+                try:
+                    yield from self._add(fd, below)
+                finally:
+                    os.close(fd)
+
+
+def _open_below(folder_fd: int, path: str) -> int:
+    from skep.sandbox.openat2 import BENEATH, NO_SYMLINKS, openat2
+
+    return openat2(folder_fd, path, os.O_RDONLY | os.O_DIRECTORY, resolve=BENEATH | NO_SYMLINKS)
+
+
+def _kind(mask: int) -> Literal["created", "modified", "removed"]:
+    if mask & (_CREATE | _MOVED_TO):
+        return "created"
+    return "removed" if mask & (_DELETE | _MOVED_FROM) else "modified"

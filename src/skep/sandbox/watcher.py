@@ -1,0 +1,114 @@
+"""Limits that the kernel does not hold here: disk use of the workspace, and memory where there is no control group.
+
+The watcher looks ten times a second while commands run. Looking is cheap (how much room the file system has left);
+the folder is measured only when enough room has gone to matter, with everything inside halted if the limit may have
+been passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+from skep.errors import SandboxLost
+from skep.sandbox.agent import PAUSE, RESUME, Agent
+from skep.sandbox.process import AgentProcess
+from skep.sandbox.sandbox import Limits
+from skep.sandbox.tree import Tree, Usage
+
+_LOOK_S = 0.1
+_IDLE_LOOK_S = 1.0
+#: Growth that is let pass without measuring, and that a workspace over its limit may still have (to clean up).
+_SLACK_BYTES = 8 << 20
+_SLACK_INODES = 1000
+
+
+class Watcher:
+    """Watches one sandbox from its first command to its end."""
+
+    def __init__(self, agent: Agent, files: Tree, limits: Limits, *, watch_memory: bool) -> None:
+        self._agent = agent
+        self._files = files
+        self._limits = limits
+        self._watch_memory = watch_memory
+        self._running: set[AgentProcess] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._usage: Usage | None = None
+        self._room = Usage(0, 0)
+        #: How often a process was ended for memory.
+        self.memory_kills = 0
+
+    def watch(self, process: AgentProcess) -> None:
+        self._running.add(process)
+        if self._task is None:
+            self._task = asyncio.create_task(self._look_on())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look_on(self) -> None:
+        with contextlib.suppress(SandboxLost):
+            while True:
+                self._running = {process for process in self._running if process.exit is None}
+                await self._look_at_disk()
+                if self._watch_memory:
+                    await self._look_at_memory()
+                await asyncio.sleep(_LOOK_S if self._running else _IDLE_LOOK_S)
+
+    async def _look_at_disk(self) -> None:
+        room = self._files.room()
+        if self._usage is None:
+            self._usage = await self._files.measure()
+            self._room = room
+        taken = Usage(self._room.size - room.size, self._room.inodes - room.inodes)
+        left = Usage(self._limits.disk_bytes - self._usage.size, self._limits.inodes - self._usage.inodes)
+        if taken.size < max(left.size // 2, _SLACK_BYTES) and taken.inodes < max(left.inodes // 2, _SLACK_INODES):
+            return
+        await self._halted(self._measure)
+
+    async def _measure(self) -> None:
+        before = self._usage or Usage(0, 0)
+        self._room = self._files.room()
+        self._usage = now = await self._files.measure()
+        too_large = now.size > max(self._limits.disk_bytes, before.size + _SLACK_BYTES)
+        too_many = now.inodes > max(self._limits.inodes, before.inodes + _SLACK_INODES)
+        if too_large or too_many:
+            for process in self._running:
+                process.stop_for("disk")
+            await self._agent.signal_inside(-1, signal.SIGKILL)
+
+    async def _halted(self, work: Callable[[], Awaitable[None]]) -> None:
+        await self._agent.ask(PAUSE)
+        try:
+            await work()
+        finally:
+            await self._agent.ask(RESUME)
+
+    async def _look_at_memory(self) -> None:
+        use = dict(await asyncio.to_thread(lambda: list(_memory_by_process(self._files.root_fd))))
+        if sum(use.values()) > self._limits.memory_bytes:
+            self.memory_kills += 1
+            await self._agent.signal_inside(max(use, key=use.__getitem__), signal.SIGKILL)
+
+
+def _memory_by_process(root_fd: int) -> Iterator[tuple[int, int]]:
+    """Yield the processes inside with the memory that is theirs alone, in bytes."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(FileNotFoundError):
+        proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
+        try:
+            for name in os.listdir(proc):
+                if name.isdigit() and name != "1":
+                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                        fd = os.open(f"{name}/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+                        try:
+                            _, resident, shared, *_ = os.read(fd, 256).split()
+                        finally:
+                            os.close(fd)
+                        yield int(name), (int(resident) - int(shared)) * page
+        finally:
+            os.close(proc)
