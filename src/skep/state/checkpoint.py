@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -196,7 +197,7 @@ def _disk_errors(place: Path) -> Iterator[None]:
 def _create_key(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{token_hex(8)}")
     _write_durably(fresh, pem)
     try:
         # A link never replaces: of two processes that start at once, one key wins and both use it.
@@ -221,7 +222,7 @@ def _load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh = file.with_name(f".{file.name}.{token_hex(8)}")
     _write_durably(fresh, content)
     fresh.replace(file)
     descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)

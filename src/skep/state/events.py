@@ -116,4 +116,4 @@ def recorded_event(envelope: dict[str, Any]) -> Event:
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in fault["loc"]) or "event"
-    return f"{field}: {fault['msg']}"[:300]
+    return f"{field[:80]}: {fault['msg'][:200]}"

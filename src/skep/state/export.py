@@ -96,7 +96,7 @@ def _read(
         hive_id = check_id(
             "hive", (parsed["checkpoint"] if "checkpoint" in parsed else parsed["record"])["hive"]
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, InvalidRequest) as error:
         raise InvalidRequest(
             f"line {number} is not of an export: {ascii(line)[:60]}",
             hint="write one with: skep events export",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import Select, select
@@ -98,7 +98,7 @@ class EventLog:
 
     async def follow(
         self, hive_id: str, *, after: int = 0, types: Collection[str] = (), task_id: str | None = None
-    ) -> AsyncIterator[Recorded]:
+    ) -> AsyncGenerator[Recorded]:
         """Yield what was recorded after that sequence number, then what comes, each once and in order.
 
         History and live events come by the same road, a page from the cursor on, so there is no switch at

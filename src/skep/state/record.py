@@ -6,6 +6,7 @@ SHA-256(hash of the record before || record); the first one follows 32 zero byte
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from hashlib import sha256
 from typing import Any
 
 import rfc8785
-from pydantic_core import from_json
 
 from skep.errors import Corrupt, InvalidRequest
 from skep.state.events import Event, Recorded, recorded_event
@@ -21,6 +21,9 @@ from skep.state.events import Event, Recorded, recorded_event
 GENESIS = bytes(32)
 MAX_BODY_BYTES = 1024 * 1024
 """The largest body of one event, as canonical JSON. Larger things are files, and the event names the file."""
+
+MAX_DEPTH = 100
+"""How deeply a body may nest: the parser that reads it back gives up at 200."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
 
@@ -107,6 +110,7 @@ def draft(event: Event, *, hive_id: str, account_id: str, actor: str, task_id: s
             f"the {event.type} event has {len(body):,} bytes; the log takes at most {MAX_BODY_BYTES:,}",
             hint="put the content in a file and name the file in the event",
         )
+    _check_depth(body, event.type)
     # Identifiers and types hold nothing that JSON escapes: see _ID.
     task = f'"{task_id}"' if task_id is not None else "null"
     return Draft(
@@ -119,6 +123,20 @@ def draft(event: Event, *, hive_id: str, account_id: str, actor: str, task_id: s
         before_seq=b',"body":%b,"hive":"%b","seq":' % (body, hive_id.encode()),
         after_seq=f',"task":{task},"type":"{event.type}","v":{event.v}}}'.encode(),
     )
+
+
+def _check_depth(body: bytes, type_: str) -> None:
+    # Few bodies have so many brackets that they could be too deep, so the exact answer is seldom asked for.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(json.loads(body)) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"the {type_} event is nested more than {MAX_DEPTH} deep", hint="flatten it, or send it as text"
+        )
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def is_id(value: str) -> bool:
@@ -138,8 +156,6 @@ def canonical(value: Any, *, what: str = "the value") -> bytes:
     """Return the canonical JSON (RFC 8785), or raise InvalidRequest naming what JSON cannot carry."""
     try:
         return rfc8785.dumps(value)
-    except RecursionError as error:
-        raise InvalidRequest(f"{what} is nested too deeply", hint="flatten it") from error
     except ValueError as error:  # the library's own errors, and those of str.encode and int
         raise InvalidRequest(
             f"{what} cannot be kept as JSON: {str(error)[:200]}",
@@ -156,8 +172,8 @@ def link(previous: bytes, record: bytes) -> bytes:
 def read_record(record: str, hash_: bytes) -> Recorded:
     """Read a stored record back; the hash is taken as it is, checking it is the chain's work."""
     try:
-        envelope = from_json(record)
-    except ValueError as error:
+        envelope = json.loads(record, parse_int=_number)
+    except (ValueError, RecursionError) as error:
         raise Corrupt(
             f"a record of the event log is not JSON: {ascii(record)[:60]}",
             hint="find the damage with: skep events verify",
@@ -172,6 +188,11 @@ def read_record(record: str, hash_: bytes) -> Recorded:
         event=recorded_event(envelope),
         hash=hash_,
     )
+
+
+def _number(digits: str) -> int | float:
+    # RFC 8785 writes floats up to 1e21 without a fraction; no integer that large is ever accepted.
+    return int(digits) if len(digits) < 16 or abs(int(digits)) < 2**53 else float(digits)
 
 
 def write_time(moment: datetime) -> str:
