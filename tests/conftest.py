@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -87,16 +88,29 @@ def _missing(reason: str) -> NoReturn:
     pytest.skip(message)
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """Give the URL of an empty database on the session's PostgreSQL."""
+@contextmanager
+def _fresh_database(server: str) -> Iterator[str]:
     import psycopg
 
     name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_server, autocommit=True) as connection:
+    with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
-        yield postgres_server.replace("/postgres?", f"/{name}?")
+        yield server.replace("/postgres?", f"/{name}?")
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """Give the URL of an empty database on the session's PostgreSQL."""
+    with _fresh_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def another_postgres_url(postgres_server: str) -> Iterator[str]:
+    """Give the URL of a second empty database, for tests that need two."""
+    with _fresh_database(postgres_server) as url:
+        yield url
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Row, Table, exists, func, insert, select
+from sqlalchemy.exc import OperationalError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import Conflict, Corrupt
@@ -79,20 +80,32 @@ async def restore(url: str, path: Path, *, progress: Progress = _silent) -> Mani
 async def _fill(connection: AsyncConnection, archive: Archive, place: Location, meter: Meter) -> None:
     pairs = await connection.run_sync(_make_ready, archive, place)
     for member, table in pairs:
-        rows = archive.rows(member)
-        while batch := [dict(zip(member.columns, row, strict=True)) for row in islice(rows, BATCH_ROWS)]:
-            await connection.execute(insert(table), batch)
-            meter.add(len(batch))
+        await _write(connection, archive.rows(member), table, meter)
     for member, table in pairs:
-        tally = Tally()
-        async for read in _batches(connection, table):
-            tally.add(encode(read), rows=len(read))
-            meter.add(len(read))
-        if tally.member(table.name, table.columns.keys()) != member:
-            raise Corrupt(
-                f"{place} does not give back {table.name} as it was written", hint="nothing was restored"
-            )
+        if await _read_back(connection, table, meter) != member:
+            hint = "nothing was restored"
+            raise Corrupt(f"{place} does not give {table.name} back as the backup has it", hint=hint)
     await connection.run_sync(revision.upgrade, place)
+
+
+async def _write(connection: AsyncConnection, rows: Iterator[list[Any]], table: Table, meter: Meter) -> None:
+    columns = table.columns.keys()
+    while batch := [dict(zip(columns, row, strict=True)) for row in islice(rows, BATCH_ROWS)]:
+        try:
+            await connection.execute(insert(table), batch)
+        except OperationalError:
+            raise
+        except StatementError as error:
+            raise Corrupt(f"the backup has a row that {table.name} cannot hold", hint="nothing was restored") from error
+        meter.add(len(batch))
+
+
+async def _read_back(connection: AsyncConnection, table: Table, meter: Meter) -> Member:
+    tally = Tally()
+    async for rows in _batches(connection, table):
+        tally.add(encode(rows), rows=len(rows))
+        meter.add(len(rows))
+    return tally.member(table.name, table.columns.keys())
 
 
 def _make_ready(connection: Connection, archive: Archive, place: Location) -> list[tuple[Member, Table]]:
@@ -108,9 +121,7 @@ def _make_ready(connection: Connection, archive: Archive, place: Location) -> li
     tables = _reflect(connection)
     for table in tables:
         if connection.execute(select(exists().select_from(table))).scalar_one():
-            raise Conflict(
-                f"{place} is not empty: {table.name} has rows", hint="restore into an empty database"
-            )
+            raise Conflict(f"{place} is not empty: {table.name} has rows", hint="restore into an empty database")
     members = {member.table: member for member in archive.manifest.tables}
     shapes = {name: member.columns for name, member in members.items()}
     if shapes != {table.name: tuple(table.columns.keys()) for table in tables}:
@@ -124,9 +135,7 @@ def _make_ready(connection: Connection, archive: Archive, place: Location) -> li
 def _reflect(connection: Connection) -> list[Table]:
     # From the database and not from this program's schema: an older backup goes into older tables.
     found = MetaData()
-    found.reflect(
-        connection, only=lambda name, _: name.startswith("skep_") and name != revision.VERSION_TABLE
-    )
+    found.reflect(connection, only=lambda name, _: name.startswith("skep_") and name != revision.VERSION_TABLE)
     return found.sorted_tables
 
 

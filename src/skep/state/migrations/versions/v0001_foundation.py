@@ -30,7 +30,7 @@ def _create_households() -> None:
         sa.Column("id", _TEXT, nullable=False),
         sa.Column("created_at", _TEXT, nullable=False),
         sa.Column("deleted_at", _TEXT),
-        sa.PrimaryKeyConstraint("id", name="pk_skep_accounts"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_skep_accounts")),
     )
     op.create_table(
         "skep_hives",
@@ -43,8 +43,8 @@ def _create_households() -> None:
         sa.Column("skill_authoring_enabled", sa.Boolean, nullable=False),
         sa.Column("created_at", _TEXT, nullable=False),
         sa.Column("deleted_at", _TEXT),
-        sa.PrimaryKeyConstraint("id", name="pk_skep_hives"),
-        sa.ForeignKeyConstraint(["account_id"], ["skep_accounts.id"], name="fk_skep_hives_account_id"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_skep_hives")),
+        sa.ForeignKeyConstraint(["account_id"], ["skep_accounts.id"], name=op.f("fk_skep_hives_account_id")),
     )
     alive = sa.text("deleted_at IS NULL")
     op.create_index(
@@ -59,8 +59,8 @@ def _create_households() -> None:
         "skep_rollouts",
         sa.Column("flag", _TEXT, nullable=False),
         sa.Column("percent", sa.Integer, nullable=False),
-        sa.PrimaryKeyConstraint("flag", name="pk_skep_rollouts"),
-        sa.CheckConstraint("percent >= 0 AND percent <= 100", name="ck_skep_rollouts_percent"),
+        sa.PrimaryKeyConstraint("flag", name=op.f("pk_skep_rollouts")),
+        sa.CheckConstraint("percent >= 0 AND percent <= 100", name=op.f("ck_skep_rollouts_percent")),
     )
 
 
@@ -76,9 +76,9 @@ def _create_log() -> None:
         sa.Column("actor", _TEXT, nullable=False),
         sa.Column("record", _TEXT, nullable=False),
         sa.Column("hash", sa.LargeBinary, nullable=False),
-        sa.PrimaryKeyConstraint("hive_id", "seq", name="pk_skep_events"),
-        sa.CheckConstraint("seq >= 1", name="ck_skep_events_seq"),
-        sa.CheckConstraint("length(hash) = 32", name="ck_skep_events_hash"),
+        sa.PrimaryKeyConstraint("hive_id", "seq", name=op.f("pk_skep_events")),
+        sa.CheckConstraint("seq >= 1", name=op.f("ck_skep_events_seq")),
+        sa.CheckConstraint("length(hash) = 32", name=op.f("ck_skep_events_hash")),
     )
     op.create_index("ix_skep_events_type", "skep_events", ["hive_id", "type", "seq"])
     of_a_task = sa.text("task_id IS NOT NULL")
@@ -96,7 +96,7 @@ def _create_log() -> None:
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("hash", sa.LargeBinary, nullable=False),
         sa.Column("checkpoint_seq", sa.BigInteger, nullable=False, server_default=sa.text("0")),
-        sa.PrimaryKeyConstraint("hive_id", name="pk_skep_event_heads"),
+        sa.PrimaryKeyConstraint("hive_id", name=op.f("pk_skep_event_heads")),
     )
     op.create_table(
         "skep_checkpoints",
@@ -106,7 +106,7 @@ def _create_log() -> None:
         sa.Column("at", _TEXT, nullable=False),
         sa.Column("key_id", _TEXT, nullable=False),
         sa.Column("signature", sa.LargeBinary, nullable=False),
-        sa.PrimaryKeyConstraint("hive_id", "seq", "key_id", name="pk_skep_checkpoints"),
+        sa.PrimaryKeyConstraint("hive_id", "seq", "key_id", name=op.f("pk_skep_checkpoints")),
     )
 
 
@@ -117,7 +117,7 @@ def _create_leases() -> None:
         sa.Column("holder", _TEXT),
         sa.Column("token", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.Double, nullable=False),
-        sa.PrimaryKeyConstraint("name", name="pk_skep_leases"),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_skep_leases")),
     )
 
 
