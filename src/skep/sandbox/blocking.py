@@ -6,11 +6,14 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skep.sandbox.files import READ_LIMIT_BYTES, Entry, Files
-from skep.sandbox.sandbox import Command, CommandLimits, Execution, Job, Sandbox, User
-from skep.sandbox.shell import Shell
+
+if TYPE_CHECKING:
+    from skep.sandbox.limits import CommandLimits
+    from skep.sandbox.sandbox import Command, Execution, Job, Sandbox, User
+    from skep.sandbox.shell import Shell
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ import signal
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,9 +26,11 @@ from skep.sandbox import seccomp
 from skep.sandbox.agent import PAUSE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.launcher import Launcher, Plan, spare
+from skep.sandbox.limits import CommandLimits, LimitName, Limits
 from skep.sandbox.process import AgentProcess
+from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, system_planks
-from skep.sandbox.sandbox import Command, CommandLimits, LimitName, Limits, Process, Sandbox, Size, User
+from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.tree import Tree
 from skep.sandbox.watcher import Watcher
 
@@ -50,20 +51,6 @@ _ENVIRONMENT = {
 }
 _LIMIT_SIGNALS: dict[int, LimitName] = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "disk"}
 _ROOT_ENVIRONMENT = {"LOGNAME": "root", "USER": "root", "LD_PRELOAD": "/run/skep/fakeroot.so"}
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to make one sandbox."""
-
-    #: The workspace on the host; None for one that is thrown away at the end.
-    folder: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    env: Mapping[str, str] = field(default_factory=dict)
-    #: More of the host, read-only: where it is there to where it appears inside. Never below /workspace.
-    read_only: Mapping[str, str] = field(default_factory=dict)
-    #: Hand a folder that belongs to root over to the sandbox's own user. Matters only when Skep runs as root.
-    adopt: bool = False
 
 
 class BubblewrapSandbox(Sandbox):
@@ -171,6 +158,11 @@ class BubblewrapSandbox(Sandbox):
             self._refused_forks = refused
             return "processes"
         return _LIMIT_SIGNALS.get(report.b)
+
+
+async def start(recipe: Recipe) -> BubblewrapSandbox:
+    """Start a sandbox with this mechanism."""
+    return await BubblewrapSandbox.start_from(recipe)
 
 
 def draw_plan(recipe: Recipe, *, bwrap: Bwrap | None = None, filter_program: bytes | None = None) -> Plan:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from skep.sandbox.sandbox import Limits
+from skep.sandbox.limits import Limits
 
 Way = Literal["v2", "v1", "none"]
 _V1_CONTROLLERS = ("memory", "pids", "cpu")

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
 from skep.sandbox.blocking import BlockingSandbox
-from skep.sandbox.bubblewrap import BubblewrapSandbox, Recipe
-from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skep.sandbox.sandbox import Sandbox
+
+
+class Starts(Protocol):
+    """The one thing that a mechanism's module has to offer."""
+
+    async def start(self, recipe: Recipe) -> Sandbox: ...
+
+
+#: The module of each mechanism, found by name: the contract does not know who implements it.
+_MECHANISMS = {"bubblewrap": "skep.sandbox.bubblewrap"}
 
 
 class Creation:
@@ -37,4 +51,5 @@ class Creation:
             self._blocking.stop()
 
     async def _start(self) -> Sandbox:
-        return await BubblewrapSandbox.start_from(self._recipe)
+        mechanism = cast(Starts, import_module(_MECHANISMS["bubblewrap"]))
+        return await mechanism.start(self._recipe)

@@ -20,7 +20,7 @@ from skep.sandbox.agent import JOIN, Agent, order
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.cgroups import Group
 from skep.sandbox.leftovers import Record
-from skep.sandbox.sandbox import Limits
+from skep.sandbox.limits import Limits
 
 #: The launcher has 0-3 open; what it is sent gets the next numbers, in order.
 _FIRST_FD = 4

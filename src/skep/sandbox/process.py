@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from skep.errors import InvalidRequest, SandboxLost
 from skep.sandbox.agent import Agent, Report, Spawn
+from skep.sandbox.limits import LimitName
 from skep.sandbox.pipes import NoStream, ReadEnd, WriteEnd, make_pipe
-from skep.sandbox.sandbox import Exit, LimitName, Process, Size
+from skep.sandbox.sandbox import Exit, Process, Size
 
 #: Between the polite signal and the final one when a command's time is up.
 _GRACE_S = 0.5

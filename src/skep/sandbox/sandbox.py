@@ -3,7 +3,8 @@
 For whoever writes the next mechanism
 -------------------------------------
 Subclass `Sandbox` and provide `start`, `files`, `alive`, `pause`, `resume`, `kill_all` and `stop`; everything else
-(`run`, background jobs, the persistent shell) is built here from those. Then run `skep.testing.SandboxContract` against it.
+(`run`, background jobs, the persistent shell) is built here from those. Offer `start(recipe)` in the module, name the
+module in `creation.py`, and run `skep.testing.SandboxContract` against it.
 
 The promises:
 
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from skep.errors import InvalidRequest, NotFound
 from skep.sandbox.files import Files
+from skep.sandbox.limits import CommandLimits, LimitName, Limits
 from skep.sandbox.log import Log
 
 if TYPE_CHECKING:
@@ -39,38 +41,6 @@ if TYPE_CHECKING:
 
 Command = str | Sequence[str]
 User = Literal["agent", "root"]
-LimitName = Literal["time", "memory", "processes", "disk", "cpu", "output"]
-
-GIB = 1 << 30
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one sandbox may use. `command_s` is the default time of one command."""
-
-    cpus: float = 2.0
-    memory_bytes: int = 4 * GIB
-    disk_bytes: int = 5 * GIB
-    inodes: int = 500_000
-    processes: int = 512
-    open_files: int = 4096
-    tmp_bytes: int = 512 * MIB
-    cache_bytes: int = 512 * MIB
-    shm_bytes: int = 64 * MIB
-    output_bytes: int = 10 * MIB
-    command_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLimits:
-    """What one command may use, within its sandbox's limits; None leaves the sandbox's own."""
-
-    cpu_s: int | None = None
-    memory_bytes: int | None = None
-    file_bytes: int | None = None
-    open_files: int | None = None
-    processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +204,8 @@ class Sandbox(abc.ABC):
         more of the host: its path there to the path inside. `adopt` hands the files of a folder that is not empty
         over to the sandbox's own user, which is needed once when Skep runs as root.
         """
-        from skep.sandbox.bubblewrap import Recipe
         from skep.sandbox.creation import Creation
+        from skep.sandbox.recipe import Recipe
 
         recipe = Recipe(
             folder=None if folder is None else os.fspath(folder),

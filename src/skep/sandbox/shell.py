@@ -15,10 +15,8 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-from skep.sandbox.sandbox import Execution, User
-
 if TYPE_CHECKING:
-    from skep.sandbox.sandbox import Sandbox
+    from skep.sandbox.sandbox import Execution, Sandbox, User
 
 _FOLDER = "/cache/.skep-shells"
 

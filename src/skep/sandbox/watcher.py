@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from skep.errors import SandboxLost
 from skep.sandbox.agent import PAUSE, RESUME, Agent
+from skep.sandbox.limits import Limits
 from skep.sandbox.process import AgentProcess
-from skep.sandbox.sandbox import Limits
 from skep.sandbox.tree import Tree, Usage
 
 _LOOK_S = 0.1

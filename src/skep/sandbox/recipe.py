@@ -1,0 +1,22 @@
+"""How to make one sandbox, whatever the mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from skep.sandbox.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the caller of `Sandbox.create` asked for."""
+
+    #: The workspace on the host; None for one that is thrown away at the end.
+    folder: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: More of the host, read-only: where it is there to where it appears inside. Never below /workspace.
+    read_only: Mapping[str, str] = field(default_factory=dict)
+    #: Hand a folder that belongs to root over to the sandbox's own user. Matters only when Skep runs as root.
+    adopt: bool = False
