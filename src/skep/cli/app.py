@@ -1,0 +1,58 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skep.cli import account, config, demo, doctor, events, hive, rollout, state
+from skep.cli.terminal import examples
+
+app = typer.Typer(
+    name="skep",
+    help="Skep, a home for AI agents: a private computer that survives, a memory a person can read, "
+    "healing, and skills.",
+    epilog=examples(
+        "skep demo  # see it work, in a throwaway folder",
+        "skep doctor  # check this machine",
+        "skep hive create garden  # make a hive",
+        "skep events tail garden  # watch what happens in it",
+        "skep --install-completion  # complete commands with the tab key",
+    ),
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from skep import __version__
+
+        typer.echo(f"skep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, and more of the log.")
+    ] = False,
+) -> None:
+    """Take the options that go with every command."""
+
+
+app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.add_typer(hive.app, name="hive")
+app.add_typer(account.app, name="account")
+app.add_typer(rollout.app, name="rollout")
+app.add_typer(events.app, name="events")
+app.add_typer(config.app, name="config")
+app.add_typer(state.app, name="state")

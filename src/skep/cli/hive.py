@@ -1,0 +1,181 @@
+"""skep hive: make, list, show, set and delete hives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skep.cli.session import (
+    DEFAULT_ACCOUNT,
+    Account,
+    Confirmed,
+    HiveReference,
+    actor,
+    confirm,
+    find_hive,
+    with_program,
+)
+from skep.cli.terminal import AsJson, examples, print_fields, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from skep.app.program import Program
+    from skep.state.flags import Flags
+    from skep.state.hives import Hive
+
+app = typer.Typer(help="Make hives and look after them.", no_args_is_help=True)
+
+
+def complete_flag(incomplete: str) -> list[str]:
+    from skep.state.flags import FLAGS
+
+    return [f"{flag}={value}" for flag in FLAGS for value in ("on", "off") if flag.startswith(incomplete)]
+
+
+FlagChanges = Annotated[
+    list[str],
+    typer.Argument(
+        help="What to set, as flag=on or flag=off.",
+        metavar="FLAG=on|off",
+        autocompletion=complete_flag,
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "skep hive create garden",
+        "skep hive create garden --account acme  # in an account of its own",
+    )
+)
+def create(
+    name: Annotated[
+        str,
+        typer.Argument(help="Lower-case letters, digits and hyphens.", metavar="NAME", show_default=False),
+    ],
+    account: Account = DEFAULT_ACCOUNT,
+    as_json: AsJson = False,
+) -> None:
+    """Make a hive. The account named default is made along with its first hive."""
+
+    async def work(program: Program) -> Hive:
+        if account == DEFAULT_ACCOUNT:
+            await program.accounts.ensure(account)
+        return await program.hives.create(name, account_id=account, actor=actor())
+
+    hive = with_program(work)
+    if as_json:
+        print_json(_as_json(hive))
+    else:
+        print_line(f"made hive {hive.name} ({hive.id}) in account {hive.account_id}")
+
+
+@app.command("list", epilog=examples("skep hive list", "skep hive list --deleted --json"))
+def list_(
+    account: Annotated[
+        str | None, typer.Option("--account", "-a", help="Only the hives of this account.", metavar="ID")
+    ] = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Deleted hives too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List hives."""
+
+    async def work(program: Program) -> tuple[Hive, ...]:
+        return await program.hives.list(account_id=account, deleted=deleted)
+
+    hives = with_program(work)
+    if as_json:
+        print_json([_as_json(hive) for hive in hives])
+        return
+    rows = [(hive.name, hive.id, hive.account_id, f"{hive.created_at:%Y-%m-%d %H:%M}", _state(hive)) for hive in hives]
+    print_table(
+        ("NAME", "ID", "ACCOUNT", "CREATED (UTC)", "STATE"),
+        rows,
+        empty="There are no hives yet. Make one with: skep hive create garden",
+    )
+
+
+@app.command(epilog=examples("skep hive show garden", "skep hive show hv-abcdefghij234567 --json"))
+def show(hive: HiveReference, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False) -> None:
+    """Show one hive, with its flags as set and as they are in effect after the roll-out."""
+
+    async def work(program: Program) -> tuple[Hive, Flags]:
+        found = await find_hive(program, hive, account, deleted=True)
+        return found, await program.rollouts.in_effect(found.flags, found.account_id)
+
+    found, effective = with_program(work)
+    if as_json:
+        print_json({**_as_json(found), "in_effect": asdict(effective)})
+        return
+    fields = {"name": found.name, "id": found.id, "account": found.account_id, "state": _state(found)}
+    fields["created"] = f"{found.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    in_effect = asdict(effective)
+    for flag, value in asdict(found.flags).items():
+        held_back = " (not rolled out to this account)" if value and not in_effect[flag] else ""
+        fields[flag] = ("on" if value else "off") + held_back
+    print_fields(fields)
+
+
+@app.command("set", epilog=examples("skep hive set garden skill_authoring_enabled=on self_healing_enabled=off"))
+def set_(
+    hive: HiveReference, changes: FlagChanges, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False
+) -> None:
+    """Set flags of a hive."""
+    wanted = dict(map(_parse_change, changes))
+
+    async def work(program: Program) -> Hive:
+        return await program.hives.configure(hive, wanted, account_id=account, actor=actor())
+
+    found = with_program(work)
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        print_line(f"{found.name}: " + ", ".join(f"{flag} {_on(value)}" for flag, value in wanted.items()))
+
+
+@app.command(epilog=examples("skep hive delete garden", "skep hive delete garden --yes  # in a script"))
+def delete(
+    hive: HiveReference, account: Account = DEFAULT_ACCOUNT, yes: Confirmed = False, as_json: AsJson = False
+) -> None:
+    """Delete a hive. Its events stay, and can be read by its id."""
+    confirm(f"delete the hive {hive[:60]!a}?", confirmed=yes)
+
+    async def work(program: Program) -> Hive:
+        return await program.hives.delete(hive, account_id=account, actor=actor())
+
+    gone = with_program(work)
+    if as_json:
+        print_json(_as_json(gone))
+    else:
+        print_line(f"deleted hive {gone.name}; its events stay: skep events list {gone.id}")
+
+
+def _parse_change(change: str) -> tuple[str, bool]:
+    from skep.errors import InvalidRequest
+
+    flag, _, value = change.partition("=")
+    known = {"on": True, "true": True, "off": False, "false": False}
+    if value.lower() not in known:
+        raise InvalidRequest(f"{change[:60]!a} does not say what to set", hint="write it as flag=on or flag=off")
+    return flag, known[value.lower()]
+
+
+def _as_json(hive: Hive) -> dict[str, object]:
+    return {
+        "id": hive.id,
+        "name": hive.name,
+        "account": hive.account_id,
+        "flags": asdict(hive.flags),
+        "created_at": hive.created_at.isoformat(),
+        "deleted_at": hive.deleted_at.isoformat() if hive.deleted_at else None,
+    }
+
+
+def _state(hive: Hive) -> str:
+    return "deleted" if hive.deleted_at else "active"
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"

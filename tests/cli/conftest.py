@@ -1,0 +1,69 @@
+"""Run the command line as a person would: in this process for speed, as a program of its own for truth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import skep
+from skep.app.logs import stop_logs
+from skep.cli.run import run
+
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's home folder with nothing in it."""
+    for name in list(os.environ):
+        if name.startswith(("SKEP_", "XDG_")) or name.endswith("_API_KEY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("PYTHONPATH", str(Path(skep.__file__).parents[1]))
+    return tmp_path
+
+
+@pytest.fixture
+def config(home: Path) -> Path:
+    """Where config.json belongs in that home; the folder is there, the file is not."""
+    file = home / ".config/skep/config.json"
+    file.parent.mkdir(parents=True)
+    return file
+
+
+@pytest.fixture
+def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
+    """Run a command in this process."""
+
+    def invoke(*words: str) -> Ran:
+        capfd.readouterr()
+        code = run(words)
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(words, code, out, err)
+
+    yield invoke
+    stop_logs()
+
+
+@pytest.fixture
+def program(home: Path) -> Callable[..., Ran]:
+    """Run a command as a program of its own."""
+
+    def invoke(*words: str, **variables: str) -> Ran:
+        return subprocess.run(
+            [sys.executable, "-m", "skep", *words],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return invoke
