@@ -43,6 +43,7 @@ _libc = ctypes.CDLL(None)
 _PIECE = 4 << 20
 _LIST_LIMIT = 100_000
 _PATH_LIMIT = 4095
+_PROC = 0x9FA0  # what statfs(2) says of procfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class Tree:
             probe = self._open(self._inside(path), os.O_PATH)
             try:
                 _require_regular(os.fstat(probe), path, sole=sole)
+                _require_stored(probe, path)
                 return os.open(f"/proc/self/fd/{probe}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             finally:
                 os.close(probe)
@@ -354,6 +356,13 @@ def _require_regular(found: os.stat_result, path: str, *, sole: bool) -> None:
         raise Denied(f"{path!r} is a {_kind(found.st_mode)} file: only regular files are opened")
     if sole and found.st_nlink > 1:
         raise Denied(f"{path!r} has other names (hard links)", hint="write it anew instead of appending to it")
+
+
+def _require_stored(fd: int, path: str) -> None:
+    """Refuse what only looks like a file: /proc/sys asks for the real user, which may be root here."""
+    found = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(fd, found) != 0 or ctypes.c_long.from_buffer(found).value == _PROC:
+        raise Denied(f"{path!r} is in /proc: only stored files are opened", hint="use a command inside")
 
 
 def _describe(parent: int, name: str) -> Entry:
