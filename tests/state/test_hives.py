@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from skep.errors import Conflict, InvalidRequest, NotFound
-from skep.state.accounts import Accounts
+from skep.state.accounts import Accounts, require_account
 from skep.state.database import Database
 from skep.state.events import HiveConfigured, HiveCreated, HiveDeleted
 from skep.state.flags import Flags
 from skep.state.hives import Hives
 from skep.state.log import EventLog
 from skep.state.names import is_hive_id
+from skep.state.schema import hives as hive_rows
+
+UntilWaiting = Callable[[asyncio.Task[Any]], Awaitable[None]]
 
 ODD = ["", "../etc", "a/b", "a\0b", "a" * 64, "a" * 10_000, "\u202eevil", "שלום", "A", "-a", "a b", "a\n", "a_b"]
 
@@ -73,6 +79,19 @@ async def test_an_account_with_hives_cannot_be_deleted(accounts: Accounts, hives
     with pytest.raises(NotFound):
         await accounts.show("bees")
     assert [account.id for account in await accounts.list()] == ["wasps"]
+
+
+async def test_an_account_cannot_be_deleted_under_a_hive_that_is_being_made(
+    database: Database, accounts: Accounts, until_waiting: UntilWaiting
+) -> None:
+    async with database.write() as connection:
+        await require_account(connection, "bees", lock=True)
+        deletion = asyncio.create_task(accounts.delete("bees"))
+        await until_waiting(deletion)
+        row = {"id": "hv-x", "account_id": "bees", "name": "home", "created_at": "2026-01-01T00:00:00.000000Z"}
+        await connection.execute(insert(hive_rows), row | asdict(Flags()))
+    with pytest.raises(Conflict, match="still has hives"):
+        await deletion
 
 
 async def test_the_id_of_a_deleted_account_is_not_given_again(accounts: Accounts) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from skep.state.leases import Lease, Leases, clock
 from skep.state.schema import leases as lease_rows
 
 DEADLINE_S = 30
+UntilWaiting = Callable[[asyncio.Task[Any]], Awaitable[None]]
 
 
 async def test_only_one_holder_gets_a_free_lease(database: Database) -> None:
@@ -57,6 +59,15 @@ async def test_the_databases_clock_agrees_with_this_machines(database: Database)
     assert before - 0.002 <= there <= time.time() + 0.002
 
 
+async def test_the_databases_clock_runs_on_within_a_transaction(database: Database) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    async with database.write() as connection:
+        first = last = (await connection.execute(select(clock(database.dialect)))).scalar_one()
+        while last == first and time.monotonic() < deadline:
+            last = (await connection.execute(select(clock(database.dialect)))).scalar_one()
+    assert last > first
+
+
 async def test_renewing_counts_from_now_by_the_databases_clock(database: Database) -> None:
     now = 1000.0
     leases = Leases(database, now=lambda: literal(now, Double))
@@ -84,7 +95,9 @@ async def test_a_guarded_write_of_a_lost_lease_changes_nothing(database: Databas
         assert (await connection.execute(text("SELECT id FROM skep_accounts"))).scalars().all() == ["b"]
 
 
-async def test_nobody_takes_a_lease_over_while_a_guarded_write_is_under_way(database: Database) -> None:
+async def test_nobody_takes_a_lease_over_while_a_guarded_write_is_under_way(
+    database: Database, until_waiting: UntilWaiting
+) -> None:
     now = 0.0
     leases = Leases(database, now=lambda: literal(now, Double))
     old = await leases.acquire("thing", holder="a", ttl_s=10)
@@ -93,7 +106,8 @@ async def test_nobody_takes_a_lease_over_while_a_guarded_write_is_under_way(data
     async with database.write() as connection:
         await leases.guard(connection, old)
         takeover = asyncio.create_task(leases.acquire("thing", holder="b", ttl_s=10))
-        await _until_waiting(database, takeover)
+        await until_waiting(takeover)
+        assert not takeover.done()
         await _mark(connection, "a")
     assert await takeover
     with pytest.raises(LeaseLost):
@@ -118,21 +132,6 @@ async def test_odd_names_are_refused_and_shown_safely(database: Database, name: 
 
 async def _mark(connection: Any, account: str) -> None:
     await connection.execute(text("INSERT INTO skep_accounts (id, created_at) VALUES (:id, '')"), {"id": account})
-
-
-async def _until_waiting(database: Database, task: asyncio.Task[Any]) -> None:
-    """Wait until the task waits for the lock: the server tells; on SQLite that is sure once it has run."""
-    deadline = time.monotonic() + DEADLINE_S
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    while time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-        assert not task.done()
-        if database.dialect == "sqlite":
-            return
-        async with database.read() as connection:
-            if (await connection.execute(text(waiting))).scalar_one():
-                return
-    raise AssertionError("the task never waited")
 
 
 class Holders(RuleBasedStateMachine):
