@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import signal as signals
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from skep.errors import Defect, InvalidRequest, LimitReached, SandboxLost
@@ -55,7 +58,16 @@ class Spawn:
     limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def payload(self) -> bytes:
+        for name in self.env:
+            if not name or "=" in name:
+                raise InvalidRequest(f"{name!r} cannot name an environment variable", hint="use a name without `=`")
         texts = [self.cwd, *self.argv, *(f"{key}={value}" for key, value in self.env.items())]
+        try:
+            encoded = [os.fsencode(text) + b"\0" for text in texts]
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"a command, its folder or its environment is not valid text: {error.reason}", hint="use UTF-8 text"
+            ) from error
         if any("\0" in text for text in texts):
             raise InvalidRequest(
                 "a command, its folder or its environment contains a NUL character",
@@ -63,7 +75,7 @@ class Spawn:
             )
         head = _HEADER.pack(len(self.argv), len(self.env), len(self.limits), 0)
         limits = b"".join(_LIMIT.pack(kind, 0, soft, hard) for kind, (soft, hard) in self.limits.items())
-        return head + limits + b"".join(os.fsencode(text) + b"\0" for text in texts)
+        return head + limits + b"".join(encoded)
 
 
 def order(kind: int, order_id: int = 0, *arguments: int) -> bytes:
@@ -118,30 +130,51 @@ class Agent:
         terminal: tuple[int, int] | None = None,
     ) -> Report:
         """Start a command and return the report of its start; `on_exit` is called once, when it has ended."""
+        payload = spawn.payload()
         order_id = self._new_id()
         answer: asyncio.Future[Report] = self._loop.create_future()
         self._answers[order_id] = answer
         self._exits[order_id] = on_exit
-        memory = os.memfd_create("spawn", os.MFD_CLOEXEC)
+        rows, columns = terminal or (0, 0)
         try:
-            os.write(memory, spawn.payload())
-            rows, columns = terminal or (0, 0)
-            arguments = (int(terminal is not None), rows, columns)
-            await self._send(SPAWN, order_id, arguments, (memory, *fds))
-            report = await answer
+            with _in_memory(payload) as memory:
+                await self._send(SPAWN, order_id, (int(terminal is not None), rows, columns), (memory, *fds))
         except BaseException:
-            self._exits.pop(order_id, None)
+            self._forget(order_id)
             raise
-        finally:
-            self._answers.pop(order_id, None)
-            os.close(memory)
+        try:
+            # Shielded: the command starts whether or not somebody still waits to hear of it.
+            report = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(lambda started: self._abandon(order_id, started))
+            raise
+        except SandboxLost:
+            self._forget(order_id)
+            raise
+        self._answers.pop(order_id, None)
         if report.kind == REFUSED:
             self._exits.pop(order_id, None)
             raise _refusal(report, spawn)
         return report
 
-    async def signal(self, order_id: int, number: int, *, leader_only: bool) -> None:
-        await self._send(SIGNAL, order_id, (number, int(leader_only)), ())
+    def _forget(self, order_id: int) -> None:
+        self._answers.pop(order_id, None)
+        self._exits.pop(order_id, None)
+
+    def _abandon(self, order_id: int, started: asyncio.Future[Report]) -> None:
+        """End a command whose caller was cancelled while it started."""
+        self._forget(order_id)
+        if started.cancelled() or started.exception() is not None:
+            return
+        if started.result().fd >= 0:
+            os.close(started.result().fd)
+        # One small record: where there is no room for it the sandbox has worse problems.
+        with contextlib.suppress(OSError):
+            self._control.send(order(SIGNAL, order_id, signals.SIGKILL))
+
+    async def signal(self, order_id: int, number: int, *, leader_only: bool = False, doom: bool = False) -> None:
+        """Send a signal to a command's group; with `doom` nothing of the group outlives the command itself."""
+        await self._send(SIGNAL, order_id, (number, int(leader_only), 0, int(doom)), ())
 
     async def signal_inside(self, pid: int, number: int) -> None:
         """Send a signal to a process by its number inside, or to all of them with -1."""
@@ -219,9 +252,24 @@ class Agent:
         self._exits.clear()
 
 
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    fd = os.memfd_create("spawn", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def _refusal(report: Report, spawn: Spawn) -> Exception:
     reason = os.strerror(report.a)
     match report.b:
+        case stage if stage == AT_EXEC and report.a == errno.E2BIG:
+            return InvalidRequest(
+                f"cannot run {spawn.argv[0]!r}: the command with its environment is too long",
+                hint="write the long part to a file first; one argument has room for 128 KiB",
+            )
         case stage if stage == AT_EXEC:
             return InvalidRequest(
                 f"cannot run {spawn.argv[0]!r}: {reason}",

@@ -142,18 +142,19 @@ class AgentProcess(Process):
     def _out_of_time(self) -> None:
         if self.exit is None:
             self._limit = "time"
-            self._signal_soon(signals.SIGTERM)
+            self._signal_soon(signals.SIGTERM, doom=True)
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_GRACE_S, self._signal_soon, signals.SIGKILL)
 
-    def _signal_soon(self, number: int) -> None:
-        task = asyncio.ensure_future(self._deliver(number))
+    def _signal_soon(self, number: int, *, doom: bool = False) -> None:
+        task = asyncio.ensure_future(self._deliver(number, doom))
         _deliveries.add(task)
         task.add_done_callback(_deliveries.discard)
 
-    async def _deliver(self, number: int) -> None:
+    async def _deliver(self, number: int, doom: bool) -> None:
         try:
-            await self.signal(number)
+            if self.exit is None:
+                await self._agent.signal(self._order_id, number, doom=doom)
         except SandboxLost:
             return  # nothing is left to be signalled
 

@@ -36,6 +36,8 @@
 #define CONTROL_FD 3
 #define MAX_FDS 32
 #define MAX_PAYLOAD (64u << 20)
+#define START_TURNS 100
+#define START_TURN_MS 50
 
 enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
@@ -56,6 +58,7 @@ struct report {
 struct running {
     pid_t pid;
     uint32_t id;
+    int doomed; /* What is left of its group goes when it does. */
     struct running *next;
 };
 
@@ -237,6 +240,22 @@ static void child(struct payload *p, int *fds, const char *terminal, int errors)
     refuse(errors, AT_EXEC);
 }
 
+/* Returns 8 if the child said why it could not become the command, 0 once it has. A neighbour may halt the child on
+ * its way, which must halt neither this agent nor its death with the controller. */
+static ssize_t hear(int errors, pid_t pid, int32_t *word) {
+    struct pollfd watched[] = {{errors, POLLIN, 0}, {CONTROL_FD, 0, 0}};
+    for (int turn = 0; turn < START_TURNS; turn++) {
+        int ready = poll(watched, 2, START_TURN_MS);
+        if (ready > 0 && watched[1].revents) _exit(0);
+        if (ready > 0) return read(errors, word, 2 * sizeof *word);
+        kill(pid, SIGCONT);
+    }
+    kill(pid, SIGKILL);
+    word[0] = ETIME;
+    word[1] = AT_FORK;
+    return 2 * sizeof *word;
+}
+
 /* Fork and wait until the child has become the command or said why it could not. */
 static struct report start(const struct order *o, struct payload *p, int *fds, const char *terminal) {
     struct report r = {.kind = REFUSED, .id = o->id, .b = AT_FORK};
@@ -248,7 +267,7 @@ static struct report start(const struct order *o, struct payload *p, int *fds, c
     if (pid == 0) child(p, fds, terminal, errors[1]);
     r.a = errno;
     close(errors[1]);
-    if (pid > 0 && read(errors[0], word, sizeof word) == sizeof word) {
+    if (pid > 0 && hear(errors[0], pid, word) == sizeof word) {
         r.a = word[0];
         r.b = word[1];
     } else if (pid > 0) {
@@ -284,27 +303,33 @@ static void spawn(const struct order *o, int *fds, int count) {
 static void send_signal(const struct order *o) {
     if (o->id == 0 && (o->c == -1 || o->c > 1)) kill(o->c, o->a);
     for (struct running *entry = table; entry; entry = entry->next)
-        if (entry->id == o->id) kill(o->b ? entry->pid : -entry->pid, o->a);
+        if (entry->id == o->id) {
+            entry->doomed |= o->d;
+            kill(o->b ? entry->pid : -entry->pid, o->a);
+        }
 }
 
 static void reap(void) {
-    int status;
-    pid_t pid;
-    struct rusage use;
-    while ((pid = wait4(-1, &status, WNOHANG, &use)) > 0)
-        for (struct running **link = &table; *link; link = &(*link)->next)
-            if ((*link)->pid == pid) {
-                struct running *entry = *link;
-                report((struct report){.kind = EXITED, .id = entry->id,
-                        .a = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
-                        .b = WIFSIGNALED(status) ? WTERMSIG(status) : 0,
-                        .user_us = use.ru_utime.tv_sec * 1000000ull + use.ru_utime.tv_usec,
-                        .system_us = use.ru_stime.tv_sec * 1000000ull + use.ru_stime.tv_usec,
-                        .peak_kb = use.ru_maxrss}, -1);
-                *link = entry->next;
-                free(entry);
-                break;
-            }
+    for (;;) {
+        siginfo_t dead = {0};
+        if (waitid(P_ALL, 0, &dead, WEXITED | WNOHANG | WNOWAIT) || dead.si_pid == 0) return;
+        struct running **link = &table, *entry;
+        while (*link && (*link)->pid != dead.si_pid) link = &(*link)->next;
+        entry = *link;
+        /* Until it is reaped its number is nobody else's, so the rest of its group can be ended by it. */
+        if (entry && entry->doomed) kill(-entry->pid, SIGKILL);
+        int status;
+        struct rusage use;
+        if (wait4(dead.si_pid, &status, 0, &use) < 0 || !entry) continue;
+        report((struct report){.kind = EXITED, .id = entry->id,
+                .a = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                .b = WIFSIGNALED(status) ? WTERMSIG(status) : 0,
+                .user_us = use.ru_utime.tv_sec * 1000000ull + use.ru_utime.tv_usec,
+                .system_us = use.ru_stime.tv_sec * 1000000ull + use.ru_stime.tv_usec,
+                .peak_kb = use.ru_maxrss}, -1);
+        *link = entry->next;
+        free(entry);
+    }
 }
 
 static void obey(void) {
