@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import secrets
 import signal
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +23,9 @@ from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox import seccomp
 from skep.sandbox.agent import PAUSE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
+from skep.sandbox.claim import claim
 from skep.sandbox.launcher import Launcher, Plan, spare
+from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
@@ -34,8 +34,6 @@ from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.tree import Tree
 from skep.sandbox.watcher import Watcher
 
-#: A range that no distribution, container engine or systemd hands out: https://systemd.io/UIDS-GIDS
-_FIRST_UID, _UID_COUNT = 0x70000000, 0x0FFF0000
 _READY_S = 10.0
 _INSIDE_UID = 1000
 
@@ -77,7 +75,7 @@ class BubblewrapSandbox(Sandbox):
         launcher = spare().take()
         agent = Agent(launcher.control)
         try:
-            plan = plan or draw_plan(recipe)
+            plan = plan or draw_plan(recipe, throwaway=launcher.record.planned_throwaway)
             await launcher.go(agent, plan, recipe.limits)
             root = await _ready(agent, launcher)
         except BaseException:
@@ -86,6 +84,7 @@ class BubblewrapSandbox(Sandbox):
             raise
         if spares and launcher.group.folders:
             spare().refill()
+        sweep_once()
         return cls(recipe, launcher, agent, Tree(root, owner=plan.owner))
 
     async def start(
@@ -165,19 +164,32 @@ async def start(recipe: Recipe) -> BubblewrapSandbox:
     return await BubblewrapSandbox.start_from(recipe)
 
 
-def draw_plan(recipe: Recipe, *, bwrap: Bwrap | None = None, filter_program: bytes | None = None) -> Plan:
+def draw_plan(
+    recipe: Recipe,
+    *,
+    bwrap: Bwrap | None = None,
+    filter_program: bytes | None = None,
+    throwaway: str | None = None,
+) -> Plan:
     """Decide everything about a sandbox before anything is started.
 
-    `filter_program` is for tests that show what the system call filter stops.
+    `filter_program` is for tests that show what the system call filter stops. `throwaway` is the folder to make for
+    a recipe that names none.
     """
     bwrap = bwrap or Bwrap.find()
-    throwaway = None
-    if recipe.folder is None:
-        throwaway = _throwaway_folder()
-    folder = _open_workspace(recipe.folder or str(throwaway))
-    owner = _owner(folder, recipe)
-    plan = Plan(bwrap, owner=owner, throwaway=throwaway)
-    plan.workspace(folder)
+    path = recipe.folder or _new_folder(throwaway)
+    folder, owner = claim(path, adopt=recipe.adopt)
+    plan = Plan(bwrap, owner=owner, throwaway=None if recipe.folder else (path, os.fstat(folder).st_ino))
+    try:
+        _furnish(plan, recipe, plan.number(folder))
+        plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
+    except BaseException:
+        plan.close()
+        raise
+    return plan
+
+
+def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
     plan.add(*_NAMESPACES, "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID))
     for plank in (*system_planks(), *_extra_planks(recipe)):
         plank.lay(plan)
@@ -190,10 +202,15 @@ def draw_plan(recipe: Recipe, *, bwrap: Bwrap | None = None, filter_program: byt
         plan.add("--perms", mode, "--size", str(size), "--tmpfs", place)
     plan.bind_file(native("skep-agent"), "/run/skep/agent")
     plan.bind_file(native("skep-fakeroot.so"), "/run/skep/fakeroot.so")
-    plan.add("--bind-fd", str(plan.number(folder)), "/workspace")
+    plan.add("--bind-fd", str(workspace), "/workspace")
     plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
-    plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
-    return plan
+
+
+def _new_folder(path: str | None) -> str:
+    if path is None:
+        return tempfile.mkdtemp(prefix="skep-workspace-")
+    os.mkdir(path, 0o700)
+    return path
 
 
 _NAMESPACES = (
@@ -254,51 +271,3 @@ def _extra_planks(recipe: Recipe) -> list[Plank]:
                 hint="choose a path that the agent cannot write to, such as /opt/tools",
             )
     return [Plank(Path(host), os.path.normpath(inside)) for host, inside in recipe.read_only.items()]
-
-
-def _throwaway_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="skep-workspace-"))
-
-
-def _open_workspace(folder: str) -> int:
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise InvalidRequest(
-            f"{folder!r} cannot be used as a workspace: {error.strerror}",
-            hint="give a folder that you can write to",
-        ) from error
-
-
-def _owner(folder: int, recipe: Recipe) -> tuple[int, int] | None:
-    """Choose the host user of a sandbox and give it its folder; None when Skep itself is an ordinary user."""
-    found = os.fstat(folder)
-    if os.geteuid() != 0:
-        if found.st_uid != os.geteuid():
-            raise InvalidRequest(
-                f"the workspace {recipe.folder!r} belongs to another user", hint="choose a folder of your own"
-            )
-        return None
-    if _FIRST_UID <= found.st_uid < _FIRST_UID + _UID_COUNT:
-        return found.st_uid, found.st_uid
-    if os.listdir(folder) and not recipe.adopt:
-        raise InvalidRequest(
-            f"the workspace {recipe.folder!r} has files of another user, and a sandbox runs as a user of its own",
-            hint="start from an empty folder, or pass adopt=True to hand the files over",
-        )
-    uid = _FIRST_UID + secrets.randbelow(_UID_COUNT)
-    _hand_over(folder, uid)
-    return uid, uid
-
-
-def _hand_over(folder: int, uid: int) -> None:
-    for _, folders, files, at in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
-        for name in (*folders, *files):
-            found = os.stat(name, dir_fd=at, follow_symlinks=False)
-            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-                raise InvalidRequest(
-                    f"{name!r} has other names (hard links) and cannot be handed over", hint="copy it first"
-                )
-            os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
-    os.fchown(folder, uid, uid)

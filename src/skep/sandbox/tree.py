@@ -33,6 +33,7 @@ from skep.errors import (
     StorageFull,
     Unavailable,
 )
+from skep.sandbox.claim import claim
 from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry, Kind
 from skep.sandbox.openat2 import BENEATH, IN_ROOT, openat2
 
@@ -68,10 +69,9 @@ class Tree:
     at_rest: bool = False
 
     @classmethod
-    def at(cls, folder: str, *, owner: tuple[int, int] | None = None) -> Tree:
-        """Open a workspace folder at rest, whose paths inside begin with /workspace."""
-        with _explained(folder):
-            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    def at(cls, folder: str) -> Tree:
+        """Open a workspace folder at rest, made if it is missing; its paths are those of the sandbox to be."""
+        fd, owner = claim(folder)
         return cls(fd, owner=owner, at_rest=True)
 
     def close(self) -> None:
