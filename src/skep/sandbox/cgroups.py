@@ -1,15 +1,20 @@
 """Control groups: the kernel's own limits on memory, processes and processor time.
 
 Which way is open differs from host to host and is found by trying: version 2 with a delegated subtree, a scope from
-the user's systemd, version 1 where its folders are writable, or nothing at all. In the last case rlimits and the
-watcher (`watcher.py`) stand in, and `skep doctor` says what is then weaker.
+systemd, version 1 where its folders are writable, or nothing at all. In the last case rlimits and the watcher
+(`watcher.py`) stand in, and `skep doctor` says what is then weaker.
+
+Once a way is found it must hold: a limit that cannot be written stops the sandbox.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,44 +22,102 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from skep.sandbox.limits import Limits
+from skep.errors import InvalidRequest, SandboxUnusable
+from skep.sandbox.delegation import NEEDED, WANTED, delegated_folder
+from skep.sandbox.hierarchy import own_folder
+from skep.sandbox.sandbox import Limits
 
 Way = Literal["v2", "v1", "none"]
-_V1_CONTROLLERS = ("memory", "pids", "cpu")
 _CPU_PERIOD_US = 100_000
-_ROOT = Path("/sys/fs/cgroup")
+#: The kernel's least, and more than any machine has.
+_LEAST_QUOTA_US, _MOST_CPUS = 1000, 1_000_000
+_FINDING = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where groups can be made: a folder per controller in version 1, one for all ('') in version 2."""
+
+    way: Way
+    parents: Mapping[str, str]
+
+    @classmethod
+    def find(cls) -> Place:
+        """Return the best place for this process; looked for once, in which case the process may change groups."""
+        with _FINDING:
+            return _find_place()
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """What a group made here is limited in: `memory`, `pids` and mostly `cpu`."""
+        match self.way:
+            case "v2":
+                return WANTED & set(Path(self.parents[""], "cgroup.subtree_control").read_text().split())
+            case "v1" | "none":
+                return frozenset(self.parents)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """The control group of one sandbox: one folder in version 2, one per controller in version 1.
 
-    Each folder is kept with its inode number, so that a later folder of the same name is never taken for it.
+    Each folder is kept with its inode number, so that a later folder of the same name is never taken for it; the
+    number is 0 while the folder is only planned.
     """
 
     way: Way
     folders: Mapping[str, tuple[str, int]]
 
     @classmethod
+    def plan(cls, place: Place | None = None) -> Group:
+        """Name a group without making it; it has no folders where control groups cannot be used."""
+        place = place or Place.find()
+        name = f"skep-{secrets.token_hex(8)}"
+        return cls(place.way, {controller: (f"{parent}/{name}", 0) for controller, parent in place.parents.items()})
+
+    @classmethod
     def make(cls) -> Group:
         """Make an empty group, or one with no folders where control groups cannot be used."""
-        way, parents = places()
-        name = f"skep-{secrets.token_hex(8)}"
+        return cls.plan().made()
+
+    def made(self) -> Group:
+        """Make the folders that were planned: all or none."""
         folders: dict[str, tuple[str, int]] = {}
-        for controller, parent in parents.items():
-            folder = Path(parent, name)
-            folder.mkdir()
-            folders[controller] = (str(folder), folder.stat().st_ino)
-        return cls(way, folders)
+        try:
+            for controller, (folder, _) in self.folders.items():
+                os.mkdir(folder)
+                folders[controller] = (folder, os.stat(folder).st_ino)
+        except OSError as error:
+            self.remove()
+            raise SandboxUnusable(
+                f"a control group for the sandbox cannot be made: {error.strerror}",
+                hint="`skep doctor` shows what this machine allows; end other sandboxes if there are very many",
+            ) from error
+        return Group(self.way, folders)
 
     def limit(self, limits: Limits) -> None:
-        """Write the limits. Called before anything of the sandbox runs."""
-        for controller, name, value in _settings(self.way, limits):
-            _write(self._file(controller, name), value)
+        """Write the limits; raises if one cannot be set. Called before anything of the sandbox runs."""
+        _check(limits)
+        for controller, name, value in self._settings(limits):
+            try:
+                _write(self._file(controller, name), value)
+            except OSError as error:
+                if name == "cpu.cfs_quota_us" and error.errno == errno.EINVAL:
+                    continue  # version 1 refuses more than a group above has, and that less then holds
+                raise SandboxUnusable(
+                    f"the sandbox's limit {name} cannot be set to {value}: {error.strerror}",
+                    hint="ask for a limit that the kernel accepts; `skep doctor` shows what this machine allows",
+                ) from error
 
     def doors(self) -> list[int]:
         """Open the files through which a process joins; the caller closes them."""
-        return [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder, _ in self.folders.values()]
+        with contextlib.ExitStack() as on_failure:
+            doors = []
+            for folder, _ in self.folders.values():
+                doors.append(os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                on_failure.callback(os.close, doors[-1])
+            on_failure.pop_all()
+        return doors
 
     def memory_kills(self) -> int:
         """Return how often the kernel has killed for memory in this group."""
@@ -89,87 +152,94 @@ class Group:
     def kill(self) -> None:
         """End whatever is left in the group."""
         for folder, inode in self.folders.values():
-            if not _is(folder, inode):
-                continue
-            for pid in Path(folder, "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
+            if _is(folder, inode):
+                with contextlib.suppress(OSError):  # it may go at any moment, with all that is in it
+                    _kill(folder)
+
+    def _settings(self, limits: Limits) -> Iterator[tuple[str, str, str]]:
+        quota = max(_LEAST_QUOTA_US, int(limits.cpus * _CPU_PERIOD_US))
+        match self.way:
+            case "v2":
+                yield "", "memory.max", str(limits.memory_bytes)
+                # Only the process that grew too large dies, not the agent and its other commands with it.
+                yield "", "memory.oom.group", "0"
+                yield "", "pids.max", str(limits.processes)
+                yield from self._where_it_exists("", "memory.swap.max", "0")
+                yield from self._where_it_exists("", "cpu.max", f"{quota} {_CPU_PERIOD_US}")
+            case "v1":
+                yield "memory", "memory.limit_in_bytes", str(limits.memory_bytes)
+                # Memory and swap together: after the line above, which may not be the larger of the two.
+                yield from self._where_it_exists("memory", "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+                # A group above may have it off, and then a process over the limit would hang instead of dying.
+                yield "memory", "memory.oom_control", "0"
+                yield "pids", "pids.max", str(limits.processes)
+                yield "cpu", "cpu.cfs_period_us", str(_CPU_PERIOD_US)
+                yield "cpu", "cpu.cfs_quota_us", str(quota)
+            case "none":
+                pass
+
+    def _where_it_exists(self, controller: str, name: str, value: str) -> Iterator[tuple[str, str, str]]:
+        # A kernel without swap has no file for it, and a user without the cpu controller none for that.
+        if os.path.exists(self._file(controller, name)):
+            yield controller, name, value
 
     def _file(self, controller: str, name: str) -> str:
         return f"{self.folders[controller][0]}/{name}"
 
 
 @cache
-def places() -> tuple[Way, dict[str, str]]:
-    """Find where this process may make groups: a folder per controller, and which version it is."""
-    if folder := _delegated_v2():
-        return "v2", {"": folder}
-    try:
-        parents = {controller: _v1_folder(controller) for controller in _V1_CONTROLLERS}
-    except (KeyError, OSError):
-        return "none", {}
-    if all(os.access(parent, os.W_OK) for parent in parents.values()):
-        return "v1", parents
-    return "none", {}
+def _find_place() -> Place:
+    for candidate in (_place_v2, _place_v1):
+        place = candidate()
+        if place is not None and _serves(place):
+            return place
+    return Place("none", {})
 
 
-def _settings(way: Way, limits: Limits) -> Iterator[tuple[str, str, str]]:
-    quota = str(max(1000, int(limits.cpus * _CPU_PERIOD_US)))
-    match way:
-        case "v2":
-            yield "", "memory.max", str(limits.memory_bytes)
-            yield "", "memory.swap.max", "0"
-            yield "", "pids.max", str(limits.processes)
-            yield "", "cpu.max", f"{quota} {_CPU_PERIOD_US}"
-        case "v1":
-            yield "memory", "memory.limit_in_bytes", str(limits.memory_bytes)
-            yield "pids", "pids.max", str(limits.processes)
-            yield "cpu", "cpu.cfs_period_us", str(_CPU_PERIOD_US)
-            yield "cpu", "cpu.cfs_quota_us", quota
-        case "none":
-            pass
+def _place_v2() -> Place | None:
+    folder = delegated_folder()
+    return None if folder is None else Place("v2", {"": str(folder)})
 
 
-def _own_path(controller: str) -> str:
-    """Return this process's group, from /proc/self/cgroup, for a controller ('' is version 2)."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        if controller in names.split(","):
-            return path
-    raise KeyError(controller)
-
-
-def _v1_folder(controller: str) -> str:
-    mounted = _ROOT / controller
-    own = mounted / _own_path(controller).lstrip("/")
-    # Inside a container the path may be the host's, and not there.
-    return str(own if own.is_dir() else mounted)
-
-
-def _delegated_v2() -> str | None:
-    """Return a version 2 folder below which groups with all three controllers can be made.
-
-    A group that has members cannot hand controllers down, so this process moves into a leaf of its own first; it
-    does so only if it is alone in a group that is its user's to divide.
-    """
-    try:
-        own = _ROOT / _own_path("").lstrip("/")
-        if not {"memory", "pids", "cpu"} <= set((own / "cgroup.controllers").read_text().split()):
-            return None
-        if not os.access(own, os.W_OK) or not os.access(own / "cgroup.subtree_control", os.W_OK):
-            return None
-        if own.name == "skep-controller":
-            return str(own.parent)
-        members = (own / "cgroup.procs").read_text().split()
-        if members and members != [str(os.getpid())]:
-            return None
-        leaf = own / "skep-controller"
-        leaf.mkdir(exist_ok=True)
-        _write(str(leaf / "cgroup.procs"), str(os.getpid()))
-        _write(str(own / "cgroup.subtree_control"), "+memory +pids +cpu")
-    except (KeyError, OSError):
+def _place_v1() -> Place | None:
+    parents = {controller: own_folder(controller) for controller in sorted(WANTED)}
+    if any(parent is None or not os.access(parent, os.W_OK) for parent in parents.values()):
         return None
-    return str(own)
+    return Place("v1", {controller: str(parent) for controller, parent in parents.items()})
+
+
+def _serves(place: Place) -> bool:
+    """Say whether limits can be set there, by setting some in a group that is removed again."""
+    try:
+        if not place.controllers >= NEEDED:
+            return False
+        trial = Group.plan(place).made()
+        try:
+            trial.limit(Limits())
+        finally:
+            trial.remove()
+    except (OSError, SandboxUnusable):
+        return False
+    return True
+
+
+def _check(limits: Limits) -> None:
+    # A version 1 group takes -1 for no limit at all.
+    if limits.memory_bytes <= 0 or limits.processes <= 0 or not 0 < limits.cpus <= _MOST_CPUS:
+        raise InvalidRequest(
+            f"a sandbox cannot have {limits.memory_bytes} bytes of memory, {limits.processes} processes "
+            f"and {limits.cpus} processors",
+            hint="give each limit a number above 0",
+        )
+
+
+def _kill(folder: str) -> None:
+    if os.path.exists(f"{folder}/cgroup.kill"):
+        _write(f"{folder}/cgroup.kill", "1")
+        return
+    for pid in Path(folder, "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _write(path: str, value: str) -> None:
@@ -197,12 +267,13 @@ def _is(folder: str, inode: int) -> bool:
 
 
 def _remove(folder: str, inode: int) -> bool:
-    if not _is(folder, inode):
+    planned = inode == 0
+    if not planned and not _is(folder, inode):
         return True
     try:
-        Path(folder).rmdir()
+        os.rmdir(folder)
     except FileNotFoundError:
         return True
     except OSError:
-        return False
+        return planned  # nothing of ours ever entered a group that was only planned
     return True

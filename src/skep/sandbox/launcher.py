@@ -8,9 +8,9 @@ import contextlib
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,10 +33,9 @@ class Plan:
 
     bwrap: Bwrap
     owner: tuple[int, int] | None = None
-    throwaway: Path | None = None
+    throwaway: tuple[str, int] | None = None
     arguments: list[str] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
-    workspace_fd: int = -1
 
     def __post_init__(self) -> None:
         self.fds += [os.open(self.bwrap.path, os.O_PATH | os.O_CLOEXEC), -1]
@@ -56,10 +55,6 @@ class Plan:
         if fd not in self.fds:
             self.fds.append(fd)
         return _FIRST_FD + self.fds.index(fd)
-
-    def workspace(self, fd: int) -> None:
-        self.workspace_fd = fd
-        self.number(fd)
 
     def memory(self, data: bytes) -> int:
         fd = os.memfd_create("skep", os.MFD_CLOEXEC)
@@ -102,22 +97,31 @@ class Launcher:
     def start(cls) -> Launcher:
         """Start a launcher and send it into control groups of its own."""
         sandbox_id = secrets.token_hex(8)
-        group = Group.make()
-        record = Record.write(sandbox_id, group)
+        group = Group.plan()
+        record = Record.open(sandbox_id)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
         try:
+            throwaway = (f"{tempfile.gettempdir()}/skep-workspace-{sandbox_id}", 0)
+            record.note(group, throwaway)
+            group = group.made()
+            record.note(group, throwaway)
             pid = _spawn(theirs.fileno(), complaints)
-            _send_into(group, ours)
         except BaseException:
             ours.close()
             os.close(complaints)
-            group.remove()
-            record.remove()
+            record.settle(group, wait_s=0)
             raise
         finally:
             theirs.close()
-        return cls(sandbox_id, pid, ours, group, record, complaints)
+        launcher = cls(sandbox_id, pid, ours, group, record, complaints)
+        _held[sandbox_id] = launcher
+        try:
+            _send_into(group, ours)
+        except BaseException:
+            launcher.end_now()
+            raise
+        return launcher
 
     async def go(self, agent: Agent, plan: Plan, limits: Limits) -> None:
         """Set the limits, then become bwrap as planned."""
@@ -143,14 +147,18 @@ class Launcher:
         self.control.close()
         if not _reaped(self.pid, _END_S):
             self.group.kill()
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+                os.waitpid(self.pid, 0)
+        del _held[self.id]
         os.close(self.complaints)
-        self.group.remove(wait_s=_END_S)
-        if self.record.throwaway is not None:
-            shutil.rmtree(self.record.throwaway, ignore_errors=True)
-        self.record.remove()
+        self.record.settle(self.group, wait_s=_END_S)
+
+    def let_go(self) -> None:
+        """Close what this process holds of a sandbox that another one runs."""
+        self.control.close()
+        os.close(self.complaints)
+        self.record.close()
 
 
 class Spare:
@@ -183,6 +191,11 @@ class Spare:
         if launcher is not None:
             launcher.end_now()
 
+    def forget(self) -> None:
+        """Have no spare, and none on its way."""
+        self._lock = threading.Lock()
+        self._launcher = self._thread = None
+
     def _make(self) -> None:
         launcher = Launcher.start()
         with self._lock:
@@ -194,7 +207,20 @@ def spare() -> Spare:
     """Return this process's spare launcher; it goes with the process."""
     kept = Spare()
     atexit.register(kept.drop)
+    os.register_at_fork(after_in_child=_let_all_go)
     return kept
+
+
+#: The launchers of this process.
+_held: dict[str, Launcher] = {}
+
+
+def _let_all_go() -> None:
+    """Keep nothing of the parent's sandboxes in a forked child: by its copies they would outlive the parent."""
+    for launcher in _held.values():
+        launcher.let_go()
+    _held.clear()
+    spare().forget()
 
 
 def _spawn(control: int, complaints: int) -> int:
@@ -220,11 +246,16 @@ def _send_into(group: Group, control: socket.socket) -> None:
 
 def _reaped(pid: int, wait_s: float) -> bool:
     """Wait for a child of ours to end, without the event loop."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        ready, _, _ = select.select([pidfd], [], [], wait_s)
-    finally:
-        os.close(pidfd)
-    if ready:
+    # Where the program ignores SIGCHLD, the kernel reaps children by itself.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            ended = select.poll()  # unlike select(2) it takes descriptors past 1023
+            ended.register(pidfd, select.POLLIN)
+            ready = ended.poll(wait_s * 1000)
+        finally:
+            os.close(pidfd)
+        if not ready:
+            return False
         os.waitpid(pid, 0)
-    return bool(ready)
+    return True

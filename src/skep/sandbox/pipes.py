@@ -102,8 +102,10 @@ async def _ready(fd: int, *, reading: bool) -> None:
     try:
         await waiter
     finally:
-        _waiters.pop(fd, None)
-        remove(fd)
+        # Once the descriptor was closed its number may be another's already.
+        if _waiters.get(fd) is waiter:
+            del _waiters[fd]
+            remove(fd)
 
 
 #: Who waits for which descriptor in this process: closing one must wake its waiter.
@@ -111,7 +113,7 @@ _waiters: dict[int, asyncio.Future[None]] = {}
 
 
 def _forget(fd: int) -> None:
-    if (waiter := _waiters.get(fd)) is not None:
+    if (waiter := _waiters.pop(fd, None)) is not None:
         loop = waiter.get_loop()
         loop.remove_reader(fd)
         loop.remove_writer(fd)
