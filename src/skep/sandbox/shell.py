@@ -5,8 +5,10 @@ state the last one left and saves its own at the end; how it ended is told by th
 syntax error or a killed command end that command and nothing else, and a program that prints a prompt or an end
 marker has only printed it.
 
-What does not carry over: open descriptors (`exec 3<file`), the job table (a background process itself goes on), and
-the state of a command that was killed before it could save, in which case the state before it still holds.
+What does not carry over: open descriptors (`exec 3<file`), the job table (a background process itself goes on),
+positional parameters, the stack of `pushd`, `ulimit` and traps (one on EXIT runs at the end of its command). A command
+that was killed, that became another program (`exec`) or that called `exit` under an EXIT trap of its own saves nothing:
+the state before it still holds. `exit` in the middle of a function makes the function's local variables global ones.
 """
 
 from __future__ import annotations
@@ -27,39 +29,46 @@ __skep_file=$2 __skep_command=$3
 builtin set --
 __skep_save() {
     local __skep_status=$? __skep_flags=$-
-    builtin trap - EXIT
     __skep_options=$(builtin set +o; builtin shopt -p)
     builtin set +xveu +o pipefail
+    builtin shopt -u nocasematch
     local __skep_name __skep_all __skep_names=()
     builtin mapfile -t __skep_all < <(builtin compgen -v)
     for __skep_name in "${__skep_all[@]}"; do
         case $__skep_name in
             __skep_*|BASH|BASH_*|BASHOPTS|BASHPID|COMP_*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO) ;;
-            OPTIND|PIPESTATUS|PPID|RANDOM|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_) ;;
+            OPTIND|PIPESTATUS|PPID|PWD|RANDOM|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_) ;;
             *) __skep_names+=("$__skep_name") ;;
         esac
     done
     {
+        # The folder goes first, for its change sets OLDPWD; bash's own idea of it, for PWD is anybody's to set.
+        builtin printf 'builtin cd -- %q\nbuiltin unset OLDPWD\n' "$(builtin pwd)"
         builtin declare -p "${__skep_names[@]}"
         builtin unset -f __skep_save
         builtin declare -f
+        builtin declare -F
         builtin alias -p
         builtin umask -p
-        builtin printf 'builtin cd -- %q\n' "$PWD"
-        builtin printf '%s\n' "$__skep_options" 'builtin set +xv' '__skep_first='
-        case $__skep_flags in *e*) builtin printf 'builtin set -e\n' ;; esac
+        builtin printf '%s\n' "$__skep_options" 'builtin set +xve' '__skep_first='
         case $__skep_flags in *x*) builtin printf '__skep_first="set -x;"\n' ;; esac
-    } > "$__skep_file.new" && command /bin/mv -f "$__skep_file.new" "$__skep_file"
-    builtin exit "$__skep_status"
+        # What the next command sees as $?; under `set -e` a failure here would end it.
+        case $__skep_flags in
+            *e*) builtin printf 'builtin set -e\n' ;;
+            *) builtin printf 'builtin return %d\n' "$__skep_status" ;;
+        esac
+    } >| "$__skep_file.new" && /bin/mv -f "$__skep_file.new" "$__skep_file"
+    builtin return "$__skep_status"
 }
 builtin trap '{ __skep_save; } 2>/dev/null' EXIT
 if [[ -r $__skep_file ]]; then
     builtin unset $(builtin compgen -e)
-    builtin source "$__skep_file" 2>/dev/null
+    builtin source "$__skep_file" &>/dev/null
 fi
 """
-# On one line, so that errors count lines from the command's own first.
-_SCRIPT = 'eval "$1"; eval "$__skep_first$__skep_command"'
+# On one line, so that errors count lines from the command's own first. Saved at the end as well as by the trap, which
+# the command may have replaced with one of its own.
+_SCRIPT = 'eval "$1"; eval -- "$__skep_first$__skep_command"; { __skep_save; } 2>/dev/null'
 
 
 class Shell:
