@@ -25,7 +25,7 @@ from typing import Literal
 from skep.errors import InvalidRequest, SandboxUnusable
 from skep.sandbox.delegation import NEEDED, WANTED, delegated_folder
 from skep.sandbox.hierarchy import own_folder
-from skep.sandbox.sandbox import Limits
+from skep.sandbox.limits import Limits
 
 Way = Literal["v2", "v1", "none"]
 _CPU_PERIOD_US = 100_000
