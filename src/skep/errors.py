@@ -6,6 +6,7 @@
         NotFound          there is nothing by that name                 404
         Conflict          the name or the state is already taken        409
       Denied              policy or identity refused it                 403  exit 3
+        SandboxDisabled   the hive has its sandbox switched off
       LimitReached        a budget, quota or rate ran out               429  exit 4
         StorageFull       the disk or the quota has no room left
       Unavailable         something Skep depends on is down             503  exit 5   may be retried
@@ -65,6 +66,10 @@ class Denied(SkepError):
 
     status = 403
     exit_code = 3
+
+
+class SandboxDisabled(Denied):
+    """The hive has its sandbox switched off."""
 
 
 class LimitReached(SkepError):

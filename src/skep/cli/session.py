@@ -107,6 +107,19 @@ async def find_hive(program: Program, reference: str, account: str, *, deleted: 
     return await program.hives.show(reference, account_id=account, deleted=deleted)
 
 
+def hive_id_for(hive: str, account: str) -> str:
+    """Find the id of a hive whose sandbox may be used."""
+
+    async def work(program: Program) -> str:
+        from skep.app.computer import require_sandbox
+
+        found = await find_hive(program, hive, account)
+        require_sandbox(await program.rollouts.in_effect(found.flags, found.account_id), found.name)
+        return found.id
+
+    return with_program(work)
+
+
 def _complete(names: Callable[[Program], Awaitable[list[str]]]) -> list[str]:
     from skep.errors import SkepError
 

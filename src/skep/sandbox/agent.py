@@ -117,9 +117,9 @@ class Agent:
         finally:
             self._answers.pop(order_id, None)
 
-    async def launch(self, *arguments: int, fds: Sequence[int]) -> None:
+    async def launch(self, shown: int, *arguments: int, fds: Sequence[int]) -> None:
         """Tell a launcher to become bwrap. The answer is `ready`, or the end of the conversation."""
-        await self._send(LAUNCH, 0, arguments, fds)
+        await self._send(LAUNCH, shown, arguments, fds)
 
     async def spawn(
         self,

@@ -181,7 +181,7 @@ def draw_plan(
     folder, owner = claim(path, adopt=recipe.adopt)
     plan = Plan(bwrap, owner=owner, throwaway=None if recipe.folder else (path, os.fstat(folder).st_ino))
     try:
-        _furnish(plan, recipe, plan.number(folder))
+        _furnish(plan, recipe, folder)
         plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
     except BaseException:
         plan.close()
@@ -200,9 +200,9 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
         (recipe.limits.cache_bytes, "0755", "/cache"),
     ):
         plan.add("--perms", mode, "--size", str(size), "--tmpfs", place)
-    plan.bind_file(native("skep-agent"), "/run/skep/agent")
-    plan.bind_file(native("skep-fakeroot.so"), "/run/skep/fakeroot.so")
-    plan.add("--bind-fd", str(workspace), "/workspace")
+    plan.bind(os.open(native("skep-agent"), os.O_PATH | os.O_CLOEXEC), "/run/skep/agent")
+    plan.bind(os.open(native("skep-fakeroot.so"), os.O_PATH | os.O_CLOEXEC), "/run/skep/fakeroot.so")
+    plan.bind(workspace, "/workspace", read_only=False)
     plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 

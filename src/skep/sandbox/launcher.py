@@ -19,7 +19,7 @@ from pathlib import Path
 from skep.sandbox.agent import JOIN, Agent, order
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.cgroups import Group
-from skep.sandbox.leftovers import Record
+from skep.sandbox.leftovers import Record, records_folder
 from skep.sandbox.limits import Limits
 
 #: The launcher has 0-3 open; what it is sent gets the next numbers, in order.
@@ -36,6 +36,8 @@ class Plan:
     throwaway: tuple[str, int] | None = None
     arguments: list[str] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
+    #: Which descriptors (a bit each) root shows to bwrap at a path that the sandbox's own user can walk.
+    shown: int = 0
 
     def __post_init__(self) -> None:
         self.fds += [os.open(self.bwrap.path, os.O_PATH | os.O_CLOEXEC), -1]
@@ -62,8 +64,15 @@ class Plan:
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
-    def bind_file(self, path: Path, inside: str) -> None:
-        self.add("--ro-bind-fd", str(self.number(os.open(path, os.O_PATH | os.O_CLOEXEC))), inside)
+    def bind(self, fd: int, inside: str, *, read_only: bool = True) -> None:
+        """Show an open file or folder inside, wherever it lies on the host."""
+        number = self.number(fd)
+        option = "--ro-bind" if read_only else "--bind"
+        if self.owner is None:
+            self.add(f"{option}-fd", str(number), inside)
+        else:
+            self.shown |= 1 << self.fds.index(fd)
+            self.add(option, f"{records_folder()}/{number}", inside)
 
     def seccomp(self, program: bytes) -> None:
         if program:
@@ -130,7 +139,8 @@ class Launcher:
             self.group.limit(limits)
             self.record.note(self.group, plan.throwaway)
             uid, gid = plan.owner or (0, 0)
-            await agent.launch(uid, gid, int(plan.owner is not None), int(plan.preloads), fds=plan.seal())
+            drops, preloads = int(plan.owner is not None), int(plan.preloads)
+            await agent.launch(plan.shown, uid, gid, drops, preloads, fds=plan.seal())
         finally:
             plan.close()
 
@@ -229,7 +239,7 @@ def _spawn(control: int, complaints: int) -> int:
         (os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((nothing, nothing, complaints, control))
     ]
     try:
-        return os.posix_spawn(native("skep-agent"), ["skep-agent", "launch"], {}, file_actions=actions, setsid=True)
+        return os.posix_spawn(native("skep-agent"), ["skep-agent", "launch", str(records_folder())], {}, file_actions=actions, setsid=True)
     finally:
         os.close(nothing)
 

@@ -22,7 +22,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -124,9 +126,34 @@ static void join_groups(int *fds, int count) {
     }
 }
 
+/* bwrap looks its sources up by path, which the sandbox's own user may not be able to walk. So root shows them to
+ * it at `place`, by descriptor, in a mount namespace that only this process has and that goes with it. */
+static void show(uint32_t which, int *fds, const char *place) {
+    int mounts[MAX_FDS];
+    for (int i = 0; i < MAX_FDS; i++) /* Taken before the namespace is left: afterwards they are another's. */
+        if (which >> i & 1 &&
+            (mounts[i] = syscall(SYS_open_tree, fds[i], "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)) < 0)
+            fail("cannot take a folder for bwrap");
+    if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k"))
+        fail("cannot set up a mount namespace");
+    for (int i = 0; i < MAX_FDS; i++) {
+        char target[512];
+        struct stat info;
+        if (!(which >> i & 1)) continue;
+        snprintf(target, sizeof target, "%s/%d", place, fds[i]);
+        int made = fstat(fds[i], &info) ? -1
+                 : S_ISDIR(info.st_mode) ? mkdir(target, 0755)
+                 : open(target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+        if (made < 0 || syscall(SYS_move_mount, mounts[i], "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH))
+            fail("cannot show a folder to bwrap");
+    }
+}
+
 /* fds[0] is bwrap, fds[1] its arguments, fds[2] (when d is set) a library that bwrap needs and the user may not
  * be able to reach by path. All the rest keep their numbers: the arguments refer to them. */
-static void become_bwrap(const struct order *o, int *fds) {
+static void become_bwrap(const struct order *o, int *fds, const char *place) {
+    if (o->id) show(o->id, fds, place);
     if (o->c && (setgroups(0, NULL) || setresgid(o->b, o->b, o->b) || setresuid(o->a, o->a, o->a)))
         fail("cannot become the sandbox's own user");
     default_signals();
@@ -140,7 +167,7 @@ static void become_bwrap(const struct order *o, int *fds) {
     fail("cannot run bwrap");
 }
 
-static int launch(void) {
+static int launch(const char *place) {
     /* Descriptors that leaked into the controller go no further, and those to come get known numbers. */
     syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0);
     for (;;) {
@@ -148,7 +175,7 @@ static int launch(void) {
         int fds[MAX_FDS];
         int count = receive(&o, fds, 0);
         if (o.kind == JOIN) join_groups(fds, count);
-        else if (o.kind == LAUNCH) become_bwrap(&o, fds);
+        else if (o.kind == LAUNCH) become_bwrap(&o, fds, place);
         else return 125;
     }
 }
@@ -378,7 +405,7 @@ static void serve(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 2 && !strcmp(argv[1], "launch")) return launch();
+    if (argc == 3 && !strcmp(argv[1], "launch")) return launch(argv[2]);
     if (argc == 2 && !strcmp(argv[1], "serve")) serve();
     dprintf(2, "skep-agent is started by Skep and is of no use by itself.\n");
     return 2;

@@ -1,0 +1,52 @@
+"""A hive's computer: where its workspace is, and a sandbox over it as the settings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skep.config import Paths, Settings
+from skep.errors import SandboxDisabled
+from skep.sandbox.creation import Creation
+from skep.sandbox.limits import MIB, Limits
+from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.tree import Tree
+from skep.state.flags import Flags
+
+
+def workspace_folder(paths: Paths, hive_id: str) -> Path:
+    """Say where the workspace of a hive is on this machine."""
+    return paths.home / "workspaces" / hive_id
+
+
+def limits(settings: Settings) -> Limits:
+    """Return the limits of a sandbox from the settings."""
+    wanted = settings.sandbox.limits
+    return Limits(
+        cpus=wanted.cpus,
+        memory_bytes=wanted.memory_mb * MIB,
+        disk_bytes=wanted.disk_mb * MIB,
+        processes=wanted.processes,
+        open_files=wanted.open_files,
+        output_bytes=wanted.output_kb * 1024,
+        command_s=wanted.command_timeout_s,
+    )
+
+
+def open_sandbox(paths: Paths, settings: Settings, hive_id: str | None) -> Creation:
+    """Make a sandbox over the workspace of a hive; without a hive, over one that is thrown away."""
+    folder = None if hive_id is None else workspace_folder(paths, hive_id)
+    return Sandbox.create(folder, limits=limits(settings))
+
+
+def open_files(paths: Paths, hive_id: str) -> Tree:
+    """Open the files of a hive's workspace, whether or not a sandbox runs over it."""
+    return Tree.at(str(workspace_folder(paths, hive_id)))
+
+
+def require_sandbox(flags: Flags, hive: str) -> None:
+    """Refuse a hive whose sandbox is switched off."""
+    if not flags.sandbox_enabled:
+        raise SandboxDisabled(
+            f"the sandbox of hive {hive} is switched off",
+            hint=f"skep hive set {hive} sandbox_enabled=on, or see: skep rollout list",
+        )

@@ -1,0 +1,151 @@
+"""skep exec and skep shell: run commands in a sandbox."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_hive, hive_id_for, settle
+from skep.cli.terminal import AsJson, examples, print_json
+
+if TYPE_CHECKING:
+    from skep.sandbox.sandbox import Execution, Exit, Sandbox
+
+HiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hive",
+        "-H",
+        help="Work in the workspace of this hive; without it in one that is thrown away.",
+        autocompletion=complete_hive,
+        metavar="HIVE",
+        show_default=False,
+    ),
+]
+UserOption = Annotated[
+    Literal["agent", "root"], typer.Option("--user", "-u", help="Who to be inside; root is fake and has no privilege.")
+]
+CwdOption = Annotated[
+    str | None, typer.Option("--cwd", help="Folder to start in, below /workspace unless absolute.", show_default=False)
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", help="Seconds after which it is ended; without it there is no limit.", show_default=False
+    ),
+]
+
+EXEC_EPILOG = examples(
+    "skep exec -- python3 -c 'print(6*7)'  # in a throwaway sandbox",
+    "skep exec --hive garden -- make test  # in the hive's workspace",
+    "cat data.csv | skep exec -- wc -l  # pipes work as with a local command",
+)
+SHELL_EPILOG = examples("skep shell", "skep shell --hive garden", "skep shell --hive garden --user root")
+
+_PROMPT = r"\[\e[1;33m\]skep\[\e[0m\]:\w\$ "
+
+
+def exec_(
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND…", show_default=False),
+    ],
+    hive: HiveOption = None,
+    account: Account = DEFAULT_ACCOUNT,
+    user: UserOption = "agent",
+    cwd: CwdOption = None,
+    timeout: TimeoutOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a command in a sandbox: no network, no secrets, nothing of this machine but its programs.
+
+    Input, output, signals, colours, terminal size and the exit code are those of the command, as if it were local.
+    """
+    from skep.cli.relay import on_terminal, relay, window
+
+    async def work(sandbox: Sandbox) -> int:
+        if as_json:
+            ended = await sandbox.run(command, input=_piped_input(), cwd=cwd, user=user, timeout_s=timeout)
+            print_json(_as_json(ended))
+            return ended.exit_code
+        terminal = on_terminal()
+        process = await sandbox.start(
+            command,
+            cwd=cwd,
+            user=user,
+            stdin=True,
+            terminal=window() if terminal else None,
+            timeout_s=timeout,
+        )
+        return _explained(await relay(process, terminal=terminal))
+
+    raise typer.Exit(_in_sandbox(hive, account, work))
+
+
+def shell(
+    hive: HiveOption = None,
+    account: Account = DEFAULT_ACCOUNT,
+    user: UserOption = "agent",
+    cwd: CwdOption = None,
+) -> None:
+    """Open a terminal in a sandbox. Leave it with exit or Ctrl-D."""
+    from skep.cli.relay import on_terminal, relay, window
+    from skep.errors import InvalidRequest
+
+    if not on_terminal():
+        raise InvalidRequest("a shell needs a terminal", hint="to run a script: skep exec -- bash script.sh")
+
+    async def work(sandbox: Sandbox) -> int:
+        process = await sandbox.start(
+            ["/bin/bash", "--norc", "-i"],
+            cwd=cwd,
+            env={"PS1": _PROMPT, "HISTFILE": "/tmp/.history"},  # noqa: S108  inside the sandbox
+            user=user,
+            terminal=window(),
+        )
+        return _explained(await relay(process, terminal=True))
+
+    raise typer.Exit(_in_sandbox(hive, account, work))
+
+
+def _in_sandbox(hive: str | None, account: str, work: Callable[[Sandbox], Awaitable[int]]) -> int:
+    import asyncio
+
+    from skep.app.computer import open_sandbox
+
+    environment, settings = settle()
+    hive_id = None if hive is None else hive_id_for(hive, account)
+
+    async def open_and_work() -> int:
+        async with open_sandbox(environment.paths, settings, hive_id) as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(open_and_work())
+
+
+def _piped_input() -> bytes:
+    return b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+
+
+def _explained(ended: Exit) -> int:
+    """Say which limit ended a command, and pass its status on."""
+    if ended.limit is not None:
+        sys.stderr.write(f"skep: ended by the limit on {ended.limit}; see: skep config show\n")
+    return ended.status
+
+
+def _as_json(ended: Execution) -> dict[str, object]:
+    return {
+        "exit_code": ended.exit_code,
+        "signal": ended.exit.signal,
+        "limit": ended.limit,
+        "stdout": ended.text,
+        "stderr": ended.error_text,
+        "truncated": ended.truncated,
+        "duration_s": round(ended.duration_s, 6),
+        "cpu_s": ended.exit.cpu_s,
+        "peak_bytes": ended.exit.peak_bytes,
+    }
