@@ -2,4 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skep.sandbox.sandbox import Sandbox
+
 __version__ = "0.1.0"
+
+__all__ = ["Sandbox", "__version__"]
+
+_HOMES = {"Sandbox": "skep.sandbox.sandbox"}
+
+
+def __getattr__(name: str) -> object:
+    # Public names are imported when they are asked for: `import skep` itself must cost next to nothing.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,7 +16,7 @@ import typer
 
 from skep import __version__, errors
 from skep.cli.app import app
-from skep.cli.run import printable
+from skep.cli.terminal import printable
 
 Ran = subprocess.CompletedProcess[str]
 Cli = Callable[..., Ran]
@@ -75,6 +75,11 @@ def test_debug_shows_the_traceback_wherever_the_word_stands(cli: Cli, failing: C
     failing(ValueError("boom"))
     assert "Traceback" in cli("fail", "--debug").stderr
     assert "Traceback" in cli("--debug", "fail").stderr
+
+
+def test_what_stands_after_two_dashes_is_left_alone(cli: Cli) -> None:
+    ran = cli("hive", "create", "--", "--debug")
+    assert ran.stderr.startswith("error: hive name is not a valid name: '--debug'")
 
 
 def test_an_unexpected_error_asks_for_debug(cli: Cli, failing: Callable[[BaseException], None]) -> None:
@@ -149,10 +154,11 @@ def test_help_comes_without_importing_the_database(home: Path) -> None:
     assert ran.stderr == ""
 
 
-def test_importing_skep_imports_next_to_nothing() -> None:
+def test_importing_skep_imports_nothing_but_the_standard_library() -> None:
     code = "import sys; before = set(sys.modules); import skep; print(*(set(sys.modules) - before))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert set(ran.stdout.split()) <= {"skep", "__future__"}
+    imported = set(ran.stdout.split())
+    assert imported - {"skep"} <= sys.stdlib_module_names
 
 
 def test_the_installed_script_runs() -> None:

@@ -48,7 +48,9 @@ def show(as_json: AsJson = False) -> None:
     epilog=examples("skep config check", "skep config check --watch  # check again whenever the file is saved")
 )
 def check(
-    watch: Annotated[bool, typer.Option(help="Keep watching, and say after each change what it does.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep watching, and say after each change what it does.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check config.json; name each wrong field with its line and column."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from skep.cli.terminal import AsJson, console, examples, print_cells, print_json
+from skep.cli.terminal import AsJson, console, examples, print_cells, print_json, printable
 
 if TYPE_CHECKING:
     from skep.app.doctor import Check
@@ -44,8 +44,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print(checks: list[Check]) -> None:
-    from skep.cli.run import printable
-
     if not sys.stdout.isatty():
         for check in checks:
             print_cells(check.status, check.name, check.found, *([f"fix: {check.fix}"] if check.fix else []))

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from skep.cli.terminal import console, printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -46,8 +48,6 @@ def styled(recorded: Recorded) -> Text:
     """Lay the line out for a terminal."""
     from rich.text import Text
 
-    from skep.cli.run import printable
-
     kind = recorded.event.type
     return Text.assemble(
         (f"{recorded.seq:>6}  ", "dim"),
@@ -60,8 +60,6 @@ def styled(recorded: Recorded) -> Text:
 
 def plain(recorded: Recorded) -> str:
     """Lay the line out for a pipe: separated by tabs, nothing cut."""
-    from skep.cli.run import printable
-
     at = recorded.at.isoformat().replace("+00:00", "Z")
     cells = (str(recorded.seq), at, recorded.event.type, recorded.actor, gist(recorded))
     return "\t".join(map(printable, cells))
@@ -74,8 +72,6 @@ class EventPrinter:
         self._as_json = as_json
         self._console = None
         if not as_json and sys.stdout.isatty():
-            from skep.cli.terminal import console
-
             self._console = console()
 
     def __call__(self, recorded: Recorded) -> None:

@@ -14,6 +14,7 @@ from typer import Abort, Context
 
 from skep.cli.app import app
 from skep.cli.session import debugging
+from skep.cli.terminal import printable
 from skep.errors import Defect, InvalidRequest, SkepError, StorageFull
 
 INTERRUPTED = 130
@@ -30,10 +31,13 @@ class _Misuse(Protocol):
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line with these arguments; return the exit code."""
-    debug = "--debug" in arguments
-    as_json = "--json" in arguments
+    # What stands after -- belongs to another program.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ours, theirs = arguments[:end], arguments[end:]
+    debug = "--debug" in ours
+    as_json = "--json" in ours
     debugging.set(debug)
-    words = [word for word in arguments if word != "--debug"] or ["--help"]
+    words = [*(word for word in ours if word != "--debug"), *theirs] or ["--help"]
     try:
         code = app(args=words, prog_name="skep", standalone_mode=False)
         sys.stdout.flush()
@@ -92,13 +96,6 @@ def _as_skep_error(error: Exception) -> SkepError:
     return Defect(
         f"Skep failed in a way it should not: {type(error).__name__}: {error}",
         hint="run it again with --debug and report what it prints",
-    )
-
-
-def printable(text: str) -> str:
-    """Escape what could move the cursor, colour the terminal or turn the reading direction."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
     )
 
 

@@ -28,6 +28,13 @@ def examples(*lines: str) -> str:
     return "\n".join(shown)
 
 
+def printable(text: str) -> str:
+    """Escape what could move the cursor, colour the terminal or turn the reading direction."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
+    )
+
+
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
@@ -42,15 +49,11 @@ def print_json(value: Any) -> None:
 
 def print_line(text: str) -> None:
     """Print one line as it is, save for characters that would play tricks on the terminal."""
-    from skep.cli.run import printable
-
     sys.stdout.write(printable(text) + "\n")
 
 
 def print_cells(*cells: str) -> None:
     """Print one row for a pipe: cells separated by tabs, each on one line."""
-    from skep.cli.run import printable
-
     sys.stdout.write("\t".join(printable(cell).replace("\n", " ") for cell in cells) + "\n")
 
 
@@ -59,8 +62,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
 
     Text that comes from elsewhere is not read as markup. A pipe gets tab-separated values without headings.
     """
-    from skep.cli.run import printable
-
     if not rows:
         console(stderr=True).print(f"[dim]{empty}[/dim]")
         return
