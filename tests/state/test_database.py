@@ -6,7 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -233,9 +234,19 @@ async def test_a_schema_of_another_program_is_refused_untouched(postgres_url: st
     assert rows == [("skep_alembic_version",)]
 
 
-async def test_an_empty_schema_made_by_an_administrator_is_used(postgres_url: str) -> None:
-    await _on_server(postgres_url, "CREATE SCHEMA skep; CREATE TABLE public.theirs (x int)")
-    database = await Database.open(postgres_url)
+@pytest.fixture
+async def role(postgres_url: str) -> AsyncIterator[str]:
+    """Give a role that may log in and do nothing else."""
+    name = f"bee_{uuid.uuid4().hex}"
+    await _on_server(postgres_url, f"CREATE ROLE {name} LOGIN")
+    yield name
+    await _on_server(postgres_url, f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_a_role_that_may_not_create_schemas_uses_the_one_made_for_it(postgres_url: str, role: str) -> None:
+    table = "CREATE TABLE public.theirs (x int)"
+    await _on_server(postgres_url, f"CREATE SCHEMA skep AUTHORIZATION {role}; {table}")
+    database = await Database.open(postgres_url.replace("postgres@", f"{role}@"))
     assert await _count(database) == 0
     await database.close()
 
@@ -433,16 +444,23 @@ async def test_a_connection_cut_by_the_server_is_named_and_the_next_one_works(po
     await database.close()
 
 
-async def test_a_role_without_rights_is_told_what_to_grant(postgres_url: str) -> None:
+async def test_a_role_without_rights_is_told_what_it_needs(postgres_url: str, role: str) -> None:
     await migrate(postgres_url)
-    role = f"bee_{os.getpid()}"
-    await _on_server(postgres_url, f"CREATE ROLE {role} LOGIN")
-    try:
-        with pytest.raises(Unavailable, match="may not") as caught:
-            await Database.open(postgres_url.replace("postgres@", f"{role}@"))
-        assert "schema skep" in (caught.value.hint or "")
-    finally:
-        await _on_server(postgres_url, f"DROP ROLE {role}")
+    with pytest.raises(Unavailable, match="may not") as caught:
+        await Database.open(postgres_url.replace("postgres@", f"{role}@"))
+    assert "schema skep" in (caught.value.hint or "")
+
+
+async def test_a_missing_driver_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(Unavailable, match="driver is not installed") as caught:
+        await Database.open("postgresql://bee@host/hive")
+    assert caught.value.hint == "pip install 'skep[postgres]'"
+
+
+async def test_a_path_that_the_disk_cannot_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="File name too long"):
+        await Database.open(f"sqlite:///{tmp_path}/{'x' * 10_000}")
 
 
 def test_an_error_of_no_known_kind_passes_as_it_is() -> None:

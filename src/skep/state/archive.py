@@ -72,16 +72,18 @@ class Manifest(BaseModel):
 
 
 class Meter:
-    """Tells somebody who waits how far the work is."""
+    """Tells somebody who waits how far the work is, every hundred rows or so and at the end."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total = total
         self._progress = progress
-        self._done = 0
+        self._done = self._told = 0
 
     def add(self, rows: int) -> None:
         self._done += rows
-        self._progress(self._done, self._total)
+        if self._done - self._told >= 100 or self._done == self._total:
+            self._told = self._done
+            self._progress(self._done, self._total)
 
 
 class Tally:
@@ -129,10 +131,10 @@ class ArchiveWriter:
 @contextmanager
 def write_archive(path: Path) -> Iterator[ArchiveWriter]:
     """Write an archive that appears under its name only when it is whole and on the disk."""
-    if path.exists():
-        raise Conflict(f"{path} exists already", hint="choose another name, or remove the file first")
     with reachable(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        if path.exists():
+            raise Conflict(f"{path} exists already", hint="choose another name, or remove the file first")
+        handle, name = tempfile.mkstemp(prefix=".skep-backup-", dir=path.parent)
         draft = Path(name)
         try:
             with open(handle, "wb") as raw:

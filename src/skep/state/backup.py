@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Row, Table, exists, func, insert, select
+from sqlalchemy import Connection, MetaData, Table, exists, func, insert, select
 from sqlalchemy.exc import OperationalError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,6 +21,7 @@ from skep.state.archive import (
     Member,
     Meter,
     Progress,
+    Rows,
     Tally,
     encode,
     open_archive,
@@ -49,9 +50,7 @@ async def backup(database: Database, path: Path, *, progress: Progress = _silent
             meter = Meter(await _count(connection), progress)
             for table in metadata.sorted_tables:
                 with archive.table(table.name, table.columns.keys()) as write:
-                    async for rows in _batches(connection, table):
-                        write(rows)
-                        meter.add(len(rows))
+                    await _read(connection, table, write, meter)
         return archive.finish(revision=revision.HEAD, created_at=write_time(datetime.now(UTC)))
 
 
@@ -102,10 +101,20 @@ async def _write(connection: AsyncConnection, rows: Iterator[list[Any]], table: 
 
 async def _read_back(connection: AsyncConnection, table: Table, meter: Meter) -> Member:
     tally = Tally()
-    async for rows in _batches(connection, table):
-        tally.add(encode(rows), rows=len(rows))
-        meter.add(len(rows))
+    await _read(connection, table, lambda rows: tally.add(encode(rows), rows=len(rows)), meter)
     return tally.member(table.name, table.columns.keys())
+
+
+async def _read(connection: AsyncConnection, table: Table, take: Callable[[Rows], None], meter: Meter) -> None:
+    statement = select(table).order_by(*table.primary_key.columns)
+    result = await connection.stream(statement.execution_options(yield_per=BATCH_ROWS))
+    try:
+        async for rows in result.partitions():
+            take(rows)
+            meter.add(len(rows))
+    finally:
+        # `async with` would not do: it leaves the server's cursor open when the block raises.
+        await result.close()
 
 
 def _make_ready(connection: Connection, archive: Archive, place: Location) -> list[tuple[Member, Table]]:
@@ -137,13 +146,6 @@ def _reflect(connection: Connection) -> list[Table]:
     found = MetaData()
     found.reflect(connection, only=lambda name, _: name.startswith("skep_") and name != revision.VERSION_TABLE)
     return found.sorted_tables
-
-
-async def _batches(connection: AsyncConnection, table: Table) -> AsyncIterator[Sequence[Row[Any]]]:
-    statement = select(table).order_by(*table.primary_key.columns)
-    result = await connection.stream(statement.execution_options(yield_per=BATCH_ROWS))
-    async for rows in result.partitions():
-        yield rows
 
 
 async def _count(connection: AsyncConnection) -> int:

@@ -53,9 +53,7 @@ class Database:
             self._reader = sqlite_engine(location, writes=False)
         else:
             self.engine = postgresql_engine(location)
-            self._reader = self.engine.execution_options(
-                isolation_level="REPEATABLE READ", postgresql_readonly=True
-            )
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True) -> Database:

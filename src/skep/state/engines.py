@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from skep.errors import Unavailable
@@ -67,7 +66,7 @@ def postgresql_engine(location: Location) -> AsyncEngine:
     url = location.url.difference_update_query(["options"])
     try:
         return create_async_engine(url, connect_args=arguments, pool_pre_ping=True)
-    except (ModuleNotFoundError, NoSuchModuleError) as error:
+    except ImportError as error:
         hint = "pip install 'skep[postgres]'"
         raise Unavailable("the PostgreSQL driver is not installed", hint=hint) from error
 

@@ -66,13 +66,9 @@ class Rollouts:
         """Roll a flag out to a share of the accounts: a larger share keeps every account of a smaller one."""
         check_flag(flag)
         if isinstance(percent, bool) or not isinstance(percent, int) or not 0 <= percent <= 100:
-            raise InvalidRequest(
-                f"{shown(str(percent))} is not a percentage", hint="use a whole number from 0 to 100"
-            )
+            raise InvalidRequest(f"{shown(str(percent))} is not a percentage", hint="use a whole number from 0 to 100")
         statement = self._database.insert(rollouts).values(flag=flag, percent=percent)
-        statement = statement.on_conflict_do_update(
-            index_elements=[rollouts.c.flag], set_={"percent": percent}
-        )
+        statement = statement.on_conflict_do_update(index_elements=[rollouts.c.flag], set_={"percent": percent})
         async with self._database.write() as connection:
             await connection.execute(statement)
 
@@ -80,8 +76,5 @@ class Rollouts:
         """Return the flags that are on for the hive and rolled out to its account."""
         percents = await self.percents()
         return Flags(
-            **{
-                flag: getattr(flags, flag) and bucket(flag, account_id) < percent
-                for flag, percent in percents.items()
-            }
+            **{flag: getattr(flags, flag) and bucket(flag, account_id) < percent for flag, percent in percents.items()}
         )

@@ -98,9 +98,7 @@ class Hives:
             raise _missing(reference, account_id)
         return _hive(rows[0])
 
-    async def configure(
-        self, reference: str, changes: Mapping[str, bool], *, account_id: str, actor: str
-    ) -> Hive:
+    async def configure(self, reference: str, changes: Mapping[str, bool], *, account_id: str, actor: str) -> Hive:
         """Set flags of a hive and return it as it is then; nothing is recorded if nothing changes."""
         hive = await self.show(reference, account_id=account_id)
         flags = hive.flags.changed(changes)
@@ -116,9 +114,7 @@ class Hives:
     async def delete(self, reference: str, *, account_id: str, actor: str) -> Hive:
         """Delete a hive; its events stay, its id is never used again and its name is free."""
         hive = await self.show(reference, account_id=account_id)
-        await self._log.append(
-            HiveDeleted(name=hive.name), hive_id=hive.id, account_id=hive.account_id, actor=actor
-        )
+        await self._log.append(HiveDeleted(name=hive.name), hive_id=hive.id, account_id=hive.account_id, actor=actor)
         at = self._now()
         await self._update(hive, {"deleted_at": write_time(at)})
         return replace(hive, deleted_at=at)
@@ -153,6 +149,4 @@ def _taken(name: str, account_id: str) -> Conflict:
 
 
 def _missing(reference: str, account_id: str) -> NotFound:
-    return NotFound(
-        f"the account {account_id} has no hive {shown(reference)}", hint="list them with: skep hive list"
-    )
+    return NotFound(f"the account {account_id} has no hive {shown(reference)}", hint="list them with: skep hive list")

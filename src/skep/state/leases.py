@@ -48,9 +48,7 @@ class Leases:
         now, ttl = self._now(), _check_ttl(ttl_s)
         statement = (
             self._database.insert(leases)
-            .values(
-                name=check_id("name", name), holder=check_id("holder", holder), token=1, expires_at=now + ttl
-            )
+            .values(name=check_id("name", name), holder=check_id("holder", holder), token=1, expires_at=now + ttl)
             .on_conflict_do_update(
                 index_elements=[leases.c.name],
                 set_={"holder": holder, "token": leases.c.token + 1, "expires_at": now + ttl},

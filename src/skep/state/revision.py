@@ -55,9 +55,7 @@ def stored(connection: Connection, place: object) -> str | None:
     """Read the schema revision, None in an empty database; refuse a foreign or a newer one."""
     if connection.dialect.name == "postgresql":
         _check_mark(connection, place)
-        known = connection.execute(
-            text("SELECT to_regclass(:name) IS NOT NULL"), {"name": f"{SCHEMA}.{VERSION_TABLE}"}
-        )
+        known = connection.execute(text("SELECT to_regclass(:name) IS NOT NULL"), {"name": f"{SCHEMA}.{VERSION_TABLE}"})
     else:
         known = connection.execute(
             text("SELECT count(*) FROM sqlite_master WHERE name = :name"), {"name": VERSION_TABLE}
@@ -88,13 +86,17 @@ def _check_mark(connection: Connection, place: object) -> None:
 
 def upgrade(connection: Connection, place: object, *, to: str = HEAD) -> str | None:
     """Bring the schema to a revision inside the caller's transaction; return the one it had before."""
-    if connection.dialect.name == "postgresql":
+    shared = connection.dialect.name == "postgresql"
+    if shared:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     before = stored(connection, place)
-    if before != to:
-        _run_alembic(connection, to)
-    if connection.dialect.name == "postgresql":
+    if before == to:
+        return before
+    # Not "IF NOT EXISTS": that asks for the right to create schemas even where there is nothing to create.
+    if shared and not connection.execute(text(f"SELECT to_regnamespace('{SCHEMA}')")).scalar():
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+    _run_alembic(connection, to)
+    if shared:
         connection.execute(text(f"COMMENT ON TABLE {VERSION_TABLE} IS '{MARK}'"))
     return before
 
