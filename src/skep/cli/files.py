@@ -196,7 +196,7 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     try:
-        file = Path(source).open("rb")
+        file = Path(source).open("rb")  # noqa: SIM115  closed below; only the opening is explained
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}", hint="check the path") from error
     with file:
