@@ -180,9 +180,7 @@ async def test_a_record_of_another_hive_is_named(written: Database, signer: Sign
 
 
 @pytest.mark.parametrize("column", ["account_id", "task_id", "type", "at", "actor"])
-async def test_an_edited_copy_is_named_with_both_values(
-    written: Database, signer: Signer, column: str
-) -> None:
+async def test_an_edited_copy_is_named_with_both_values(written: Database, signer: Signer, column: str) -> None:
     await tamper(written, update(events).where(at(9)).values({column: "forged"}))
     verdict = await verify(written, signer=signer)
     assert bad(verdict) == (HIVE, 9)
@@ -213,9 +211,7 @@ async def test_a_cut_tail_shows_against_the_note_of_the_end(written: Database) -
     assert "covers records up to 30" in str(verdict.first_bad)
 
 
-async def test_a_cut_tail_with_a_forged_end_shows_against_the_checkpoint(
-    written: Database, signer: Signer
-) -> None:
+async def test_a_cut_tail_with_a_forged_end_shows_against_the_checkpoint(written: Database, signer: Signer) -> None:
     await tamper(written, *await consistent_cut(written, 25))
     assert (await verify(written)).ok, "without the key there is nothing left to see it by"
     verdict = await verify(written, signer=signer)
@@ -223,9 +219,7 @@ async def test_a_cut_tail_with_a_forged_end_shows_against_the_checkpoint(
     assert "the checkpoint signed at" in str(verdict.first_bad)
 
 
-async def test_a_cut_tail_shows_though_the_database_lost_its_checkpoints_too(
-    written: Database, signer: Signer
-) -> None:
+async def test_a_cut_tail_shows_though_the_database_lost_its_checkpoints_too(written: Database, signer: Signer) -> None:
     await tamper(written, *await consistent_cut(written, 25), delete(checkpoints))
     assert bad(await verify(written, signer=signer)) == (HIVE, 26)
 
@@ -237,9 +231,7 @@ async def test_a_log_that_is_gone_as_a_whole_is_missed(written: Database, signer
     assert bad(verdict) == (HIVE, 1)
 
 
-async def test_a_cut_within_a_checkpoint_stays_visible_when_the_log_grows_on(
-    written: Database, signer: Signer
-) -> None:
+async def test_a_cut_within_a_checkpoint_stays_visible_when_the_log_grows_on(written: Database, signer: Signer) -> None:
     """The newest checkpoint in the file is evidence: the next signature must not replace it."""
     await tamper(written, *await consistent_cut(written, 25), delete(checkpoints))
     await write(written, signer, count=COUNT)
@@ -309,9 +301,7 @@ async def test_a_log_without_a_key_verifies_and_says_what_it_leaves_open(databas
     assert any("unanchored" in remark and "7" in remark for remark in verdict.remarks)
 
 
-async def test_checkpoints_of_another_key_are_remarked_and_not_trusted(
-    written: Database, tmp_path: Path
-) -> None:
+async def test_checkpoints_of_another_key_are_remarked_and_not_trusted(written: Database, tmp_path: Path) -> None:
     verdict = await verify(written, signer=Signer.open(tmp_path / "other" / "events.pem"))
     assert verdict.ok
     assert verdict.unanchored == 2 * COUNT
@@ -337,3 +327,13 @@ async def test_verify_holds_while_others_append(database: Database, signer: Sign
     await writers
     await log.close()
     assert await verify(database, signer=signer) == Verdict(count=200, hives=1, unanchored=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, COUNT])
+async def test_the_size_of_a_chunk_changes_no_verdict(
+    written: Database, signer: Signer, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("skep.state.chain.CHUNK", chunk)
+    assert await verify(written, signer=signer) == Verdict(count=2 * COUNT, hives=2, unanchored=0)
+    await tamper(written, delete(events).where(events.c.hive_id == HIVE, events.c.seq.between(8, 28)))
+    assert (await verify(written, signer=signer)).faults == (Fault(HIVE, 8, "missing: the next record is number 29"),)

@@ -82,9 +82,7 @@ def test_a_line_that_is_respaced_is_named(lines: list[bytes], signer: Signer) ->
     assert verdict.faults == (Fault(HIVE, 3, "the line is not canonical JSON"),)
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"nonsense\n", b"{}\n", b"[]\n", b'{"record":{"hive":"../"}}\n', b"\xff"]
-)
+@pytest.mark.parametrize("line", [b"", b"nonsense\n", b"{}\n", b"[]\n", b'{"record":{"hive":"../"}}\n', b"\xff"])
 def test_a_line_that_is_not_of_an_export_is_refused(line: bytes) -> None:
     with pytest.raises(InvalidRequest, match="line 1 is not of an export"):
         verify_export([line])
@@ -92,6 +90,4 @@ def test_a_line_that_is_not_of_an_export_is_refused(line: bytes) -> None:
 
 async def test_the_export_of_nothing_is_empty(database: Database, signer: Signer) -> None:
     assert [line async for line in export(database, signer=signer)] == []
-    assert verify_export([]) == Verdict(
-        0, 0, 0, remarks=("no signing key was given, so no checkpoint was trusted",)
-    )
+    assert verify_export([]) == Verdict(0, 0, 0, remarks=("no signing key was given, so no checkpoint was trusted",))

@@ -177,9 +177,7 @@ async def test_more_events_than_go_together_are_refused(log: EventLog) -> None:
         await log.append_all([note(1)] * (MAX_APPEND + 1), **FILED)
 
 
-async def test_a_failed_batch_fails_its_own_callers_and_the_next_one_works(
-    database: Database, log: EventLog
-) -> None:
+async def test_a_failed_batch_fails_its_own_callers_and_the_next_one_works(database: Database, log: EventLog) -> None:
     await log.append(note(0), **FILED)
     async with database.write() as connection:
         await connection.execute(text("ALTER TABLE skep_event_heads RENAME TO away"))
@@ -190,9 +188,7 @@ async def test_a_failed_batch_fails_its_own_callers_and_the_next_one_works(
     assert (await log.append(note(9), **FILED)).seq == 2
 
 
-async def test_a_log_that_reaches_beyond_its_stated_end_takes_no_more(
-    database: Database, log: EventLog
-) -> None:
+async def test_a_log_that_reaches_beyond_its_stated_end_takes_no_more(database: Database, log: EventLog) -> None:
     await log.append_all([note(1), note(2)], **FILED)
     async with database.write() as connection:
         await connection.execute(text("UPDATE skep_event_heads SET seq = 1"))
@@ -246,9 +242,7 @@ async def signed(database: Database) -> list[int]:
         return [row.seq for row in await connection.execute(select(checkpoints).order_by(checkpoints.c.seq))]
 
 
-async def test_checkpoints_are_signed_as_the_log_grows_and_at_its_close(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_checkpoints_are_signed_as_the_log_grows_and_at_its_close(database: Database, tmp_path: Path) -> None:
     signer = Signer.open(tmp_path / "events.pem")
     log = EventLog(database, signer=signer, checkpoint_every=10)
     for number in range(25):
@@ -257,6 +251,26 @@ async def test_checkpoints_are_signed_as_the_log_grows_and_at_its_close(
     assert await signed(database) == [10, 20, 25]
     assert signer.anchors.newest(HIVE) is not None
     assert await verify(database, signer=signer) == Verdict(count=25, hives=1, unanchored=0)
+
+
+async def test_two_processes_that_close_sign_the_end_once(database: Database, tmp_path: Path) -> None:
+    logs = [EventLog(database, signer=Signer.open(tmp_path / "events.pem")) for _ in range(2)]
+    for number, log in enumerate(logs):
+        await log.append(note(number), **FILED)
+    for log in logs:
+        await log.close()
+    assert await signed(database) == [2]
+
+
+async def test_a_forged_note_of_checkpoints_does_not_keep_the_log_unsigned(database: Database, tmp_path: Path) -> None:
+    signer = Signer.open(tmp_path / "events.pem")
+    log = EventLog(database, signer=signer)
+    await log.append(note(1), **FILED)
+    async with database.write() as connection:
+        await connection.execute(text("UPDATE skep_event_heads SET checkpoint_seq = 1000000"))
+    await log.append(note(2), **FILED)
+    await log.close()
+    assert await signed(database) == [2]
 
 
 async def test_closing_a_log_that_did_not_grow_signs_nothing(database: Database, tmp_path: Path) -> None:
@@ -382,9 +396,7 @@ async def test_a_follower_hears_that_the_database_is_gone(postgres_url: str) -> 
     server = postgres_url.replace(f"/{name}?", "/postgres?")
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-        )
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         with pytest.raises(SkepError):
             await following
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
@@ -393,9 +405,7 @@ async def test_a_follower_hears_that_the_database_is_gone(postgres_url: str) -> 
     await database.close()
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 @given(
     appenders=st.lists(st.integers(1, 12), min_size=2, max_size=6),
     starts=st.lists(st.tuples(st.integers(0, 15), st.integers(0, 20)), min_size=1, max_size=4),

@@ -72,11 +72,7 @@ def test_a_hash_covers_the_record_and_all_before_it() -> None:
     first = drafted(Noted(text="one")).seal(Head(), AT)
     second = drafted(Noted(text="two")).seal(first.head, AT)
     assert first.head.hash == sha256(bytes(32) + first.record).digest()
-    assert (
-        second.head.hash
-        == sha256(first.head.hash + second.record).digest()
-        == link(first.head.hash, second.record)
-    )
+    assert second.head.hash == sha256(first.head.hash + second.record).digest() == link(first.head.hash, second.record)
 
 
 def nested(levels: int) -> dict[str, JsonValue]:
@@ -121,9 +117,7 @@ def test_a_body_with_many_brackets_side_by_side_is_not_deep() -> None:
     assert drafted(HiveConfigured(changes={"flat": [[]] * 1000, "text": "[{" * 1000}))
 
 
-@pytest.mark.parametrize(
-    "text", ["\x00", "nul \x00 inside", "שלום \u202eevil", "🐝" * 10, "\u2028\u2029\x7f"]
-)
+@pytest.mark.parametrize("text", ["\x00", "nul \x00 inside", "שלום \u202eevil", "🐝" * 10, "\u2028\u2029\x7f"])
 def test_odd_but_valid_text_is_kept_to_the_letter(text: str) -> None:
     sealed = drafted(Prompted(text=text)).seal(Head(), AT)
     assert b"\x00" not in sealed.record

@@ -74,13 +74,17 @@ class Signer:
         self.anchors = anchors
 
     @classmethod
-    def open(cls, path: Path) -> Signer:
-        """Load the key at `path`, or make one there; checkpoints go to the folder `checkpoints` beside it."""
+    def open(cls, path: Path, *, anchors: Path | None = None) -> Signer:
+        """Load the key at `path`, or make one there.
+
+        Checkpoints go to the folder `anchors`, or to `checkpoints` beside the key. Two databases that share a
+        key need a folder each, or the logs of the one are missed in the other.
+        """
         with _disk_errors(path):
             if not path.exists():
                 _create_key(path)
             key = _load_key(path)
-        return cls(key, Anchors(path.parent / "checkpoints"))
+        return cls(key, Anchors(anchors or path.parent / "checkpoints"))
 
     def sign(self, hive_id: str, seq: int, hash_: bytes, *, at: str) -> Checkpoint:
         statement = _statement(hive_id, seq, hash_, at=at, key_id=self.key_id)

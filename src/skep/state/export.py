@@ -88,14 +88,10 @@ def verify_export(lines: Iterable[bytes], *, public_key: bytes | None = None) ->
     )
 
 
-def _read(
-    walks: dict[str, Walk], line: bytes, *, number: int, public_key: bytes | None
-) -> tuple[Walk, Fault | None]:
+def _read(walks: dict[str, Walk], line: bytes, *, number: int, public_key: bytes | None) -> tuple[Walk, Fault | None]:
     try:
         parsed = from_json(line)
-        hive_id = check_id(
-            "hive", (parsed["checkpoint"] if "checkpoint" in parsed else parsed["record"])["hive"]
-        )
+        hive_id = check_id("hive", (parsed["checkpoint"] if "checkpoint" in parsed else parsed["record"])["hive"])
     except (ValueError, TypeError, KeyError, InvalidRequest) as error:
         raise InvalidRequest(
             f"line {number} is not of an export: {ascii(line)[:60]}",

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.state.checkpoint import Checkpoint, Signer
@@ -24,9 +23,7 @@ class Notary:
     replace the evidence. Its appends go on, and verify names the fault.
     """
 
-    def __init__(
-        self, database: Database, signer: Signer, *, every: int, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, database: Database, signer: Signer, *, every: int, now: Callable[[], datetime]) -> None:
         self._database = database
         self._signer = signer
         self._every = every
@@ -36,7 +33,8 @@ class Notary:
 
     def saw(self, hive_id: str, *, seq: int, checkpoint_seq: int) -> None:
         """Take note of how far a hive's log and its checkpoints reach."""
-        self._behind[hive_id] = seq - checkpoint_seq
+        # A note of checkpoints beyond the end is false, and must not keep the log from being signed.
+        self._behind[hive_id] = seq - checkpoint_seq if checkpoint_seq <= seq else seq
 
     async def attest(self, *, all_of_them: bool = False) -> None:
         """Sign what has grown enough, or all that has grown at all."""
@@ -58,9 +56,12 @@ class Notary:
         self._unstored.update({made.hive_id: made for made in signed})
 
     async def _signed(self, connection: AsyncConnection, hive_id: str, *, at: str) -> Checkpoint | None:
-        statement = select(event_heads.c.seq, event_heads.c.hash).where(event_heads.c.hive_id == hive_id)
+        statement = select(event_heads).where(event_heads.c.hive_id == hive_id)
         head = (await connection.execute(statement.with_for_update())).one_or_none()
-        if head is None or head.seq == 0 or not await self._agrees_with_file(connection, hive_id):
+        # Another process may have signed this end meanwhile.
+        if head is None or head.seq in (0, head.checkpoint_seq):
+            return None
+        if not await self._agrees_with_file(connection, hive_id):
             return None
         return self._signer.sign(hive_id, head.seq, head.hash, at=at)
 
@@ -72,12 +73,9 @@ class Notary:
         return (await connection.execute(statement)).scalar_one_or_none() == known.hash
 
     async def _keep(self, connection: AsyncConnection, checkpoint: Checkpoint) -> None:
-        insert = sqlite.insert if self._database.dialect == "sqlite" else postgresql.insert
-        await connection.execute(insert(checkpoints).values(asdict(checkpoint)).on_conflict_do_nothing())
+        await connection.execute(insert(checkpoints).values(asdict(checkpoint)))
         await connection.execute(
-            update(event_heads)
-            .where(event_heads.c.hive_id == checkpoint.hive_id)
-            .values(checkpoint_seq=checkpoint.seq)
+            update(event_heads).where(event_heads.c.hive_id == checkpoint.hive_id).values(checkpoint_seq=checkpoint.seq)
         )
 
     def _store(self) -> None:

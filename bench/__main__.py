@@ -1,0 +1,31 @@
+"""Run benchmarks by name, or all, and write their sections of docs/performance.md: `python -m bench [name…]`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from bench.report import Section, write
+
+# A benchmark is a module of this package with `measure() -> Section`.
+BENCHMARKS = ("startup", "events")
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+
+
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    for name in names or BENCHMARKS:
+        print(f"measuring {name} …", flush=True)
+        section: Section = import_module(f"bench.{name}").measure()
+        print(section.text())
+        write(PAGE, section)
+    print(f"written to {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
