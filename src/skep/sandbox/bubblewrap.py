@@ -16,6 +16,7 @@ import resource
 import signal
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,8 +65,6 @@ class BubblewrapSandbox(Sandbox):
         self._env = {**_ENVIRONMENT, **recipe.env}
         self._launcher = launcher
         self._agent = agent
-        self._memory_kills = 0
-        self._refused_forks = 0
         self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
         self._stopping: asyncio.Task[None] | None = None
 
@@ -85,7 +84,7 @@ class BubblewrapSandbox(Sandbox):
         if spares and launcher.group.folders:
             spare().refill()
         sweep_once()
-        return cls(recipe, launcher, agent, Tree(root, owner=plan.owner))
+        return cls(recipe, launcher, agent, Tree(root, owner=plan.owner, lost=agent.lost))
 
     async def start(
         self,
@@ -95,6 +94,7 @@ class BubblewrapSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         user: User = "agent",
         stdin: bool = False,
+        channel: bool = False,
         terminal: Size | None = None,
         timeout_s: float | None = None,
         limits: CommandLimits | None = None,
@@ -108,9 +108,10 @@ class BubblewrapSandbox(Sandbox):
         process = await AgentProcess.start(
             self._agent,
             spawn,
-            judge=self._judge,
+            judge=partial(self._judge, self._tally(), limits.cpu_s if limits else None),
             owner=self._launcher.owner,
             stdin=stdin,
+            channel=channel,
             terminal=terminal,
             timeout_s=timeout_s,
         )
@@ -121,9 +122,11 @@ class BubblewrapSandbox(Sandbox):
         return not self._agent.lost.is_set()
 
     async def pause(self) -> None:
+        self._watcher.paused = True
         await self._agent.ask(PAUSE)
 
     async def resume(self) -> None:
+        self._watcher.paused = False
         await self._agent.ask(RESUME)
 
     async def kill_all(self) -> None:
@@ -144,19 +147,24 @@ class BubblewrapSandbox(Sandbox):
         extra = {"TERM": "xterm-256color"} if terminal else {}
         return {**self._env, **extra, **(_ROOT_ENVIRONMENT if user == "root" else {}), **(env or {})}
 
-    def _judge(self, report: Report) -> LimitName | None:
-        """Name the limit that ended a process, from what the kernel counted."""
+    def _tally(self) -> tuple[int, int]:
+        """Count how often something inside was ended for memory, and was refused another process."""
+        group, watcher = self._launcher.group, self._watcher
+        return group.memory_kills() + watcher.memory_kills, group.refused_forks() + watcher.full_houses
+
+    def _judge(self, before: tuple[int, int], cpu_s: int | None, report: Report) -> LimitName | None:
+        """Name the limit that ended a process, from what was counted since it started."""
         if report.b == 0 and report.a == 0:
             return None
-        kills = self._launcher.group.memory_kills() + self._watcher.memory_kills
-        if kills > self._memory_kills:
-            self._memory_kills = kills
+        kills, refusals = self._tally()
+        if kills > before[0]:
             return "memory"
-        refused = self._launcher.group.refused_forks()
-        if refused > self._refused_forks:
-            self._refused_forks = refused
+        if refusals > before[1]:
             return "processes"
-        return _LIMIT_SIGNALS.get(report.b)
+        if cpu_s is not None and report.b == signal.SIGKILL and report.user_us + report.system_us >= cpu_s * 1_000_000:
+            return "cpu"
+        # A shell ends as the command that it waited for did.
+        return _LIMIT_SIGNALS.get(report.b or report.a - 128)
 
 
 async def start(recipe: Recipe) -> BubblewrapSandbox:
@@ -249,7 +257,8 @@ def _rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, in
         wanted[resource.RLIMIT_CPU] = command.cpu_s
     if command.memory_bytes is not None:
         wanted[resource.RLIMIT_AS] = command.memory_bytes
-    return {kind: (_within(kind, value),) * 2 for kind, value in wanted.items()}
+    hard = {resource.RLIMIT_CPU: 1}  # the warning signal, then a second later the final one
+    return {kind: (_within(kind, value), _within(kind, value + hard.get(kind, 0))) for kind, value in wanted.items()}
 
 
 def _within(kind: int, value: int) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import signal as signals
+import socket
 import struct
 import termios
 from collections.abc import Callable, Sequence
@@ -46,12 +47,13 @@ class AgentProcess(Process):
         judge: Judge,
         owner: tuple[int, int] | None,
         stdin: bool,
+        channel: bool,
         terminal: Size | None,
         timeout_s: float | None,
     ) -> AgentProcess:
         process = cls(agent, spawn.argv, judge)
         if terminal is None:
-            await process._on_pipes(spawn, owner, stdin)
+            await process._on_pipes(spawn, owner, stdin=stdin, channel=channel)
         else:
             await process._on_terminal(spawn, terminal)
         if timeout_s is not None and process.exit is None:
@@ -89,6 +91,8 @@ class AgentProcess(Process):
         for end in (self._stdin, self.stdout, self.stderr):
             if isinstance(end, ReadEnd | WriteEnd):
                 end.close()
+        if self.channel is not None:
+            self.channel.close()
 
     def stop_for(self, limit: LimitName) -> None:
         """End the process because of a limit, which its exit will then name."""
@@ -96,12 +100,11 @@ class AgentProcess(Process):
             self._limit = limit
             self._signal_soon(signals.SIGKILL)
 
-    async def _on_pipes(self, spawn: Spawn, owner: tuple[int, int] | None, stdin: bool) -> None:
+    async def _on_pipes(self, spawn: Spawn, owner: tuple[int, int] | None, *, stdin: bool, channel: bool) -> None:
         out, out_inside = make_pipe(owner)
         err, err_inside = make_pipe(owner)
-        in_inside, in_ = make_pipe(owner) if stdin else (os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), -1)
         self.stdout, self.stderr = ReadEnd(out), ReadEnd(err)
-        self._stdin = WriteEnd(in_) if stdin else None
+        in_inside = self._input(owner, stdin=stdin, channel=channel)
         try:
             report = await self._agent.spawn(spawn, self._on_exit, fds=(in_inside, out_inside, err_inside))
         except BaseException:
@@ -111,6 +114,18 @@ class AgentProcess(Process):
             for fd in (in_inside, out_inside, err_inside):
                 os.close(fd)
         self._begin(report)
+
+    def _input(self, owner: tuple[int, int] | None, *, stdin: bool, channel: bool) -> int:
+        """Make what the process reads from; return the end that it gets."""
+        if channel:
+            self.channel, theirs = socket.socketpair()
+            self.channel.setblocking(False)
+            return theirs.detach()
+        if not stdin:
+            return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        reading, writing = make_pipe(owner)
+        self._stdin = WriteEnd(writing)
+        return reading
 
     async def _on_terminal(self, spawn: Spawn, size: Size) -> None:
         report = await self._agent.spawn(spawn, self._on_exit, terminal=(size.rows, size.columns))

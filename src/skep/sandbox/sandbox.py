@@ -25,6 +25,7 @@ import abc
 import asyncio
 import os
 import signal as signals
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ class Process(abc.ABC):
     stdout: Stream
     stderr: Stream
     exit: Exit | None = None
+    #: The controller's end, not blocking, of the socket that the process has as standard input, if it was started so.
+    channel: socket.socket | None = None
 
     @abc.abstractmethod
     async def wait(self) -> Exit:
@@ -228,11 +231,14 @@ class Sandbox(abc.ABC):
         env: Mapping[str, str] | None = None,
         user: User = "agent",
         stdin: bool = False,
+        channel: bool = False,
         terminal: Size | None = None,
         timeout_s: float | None = None,
         limits: CommandLimits | None = None,
     ) -> Process:
         """Start a command and return at once; a text is run by the shell, a list is run as it is.
+
+        Its standard input is empty, a pipe (`stdin`), a socket for both directions (`channel`), or a terminal.
 
         A command that cannot be started (not found, not executable, no such folder) is `InvalidRequest`.
         """

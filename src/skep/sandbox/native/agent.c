@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -41,7 +42,7 @@
 #define START_TURNS 100
 #define START_TURN_MS 50
 
-enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6 };
+enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
 /* Where a spawn failed, reported with errno: the caller words the message. */
 enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
@@ -359,6 +360,24 @@ static void reap(void) {
     }
 }
 
+/* Hand out a descriptor that only somebody inside can make, or say why not. */
+static void hand_out(const struct order *o, int fd) {
+    if (fd < 0) report((struct report){.kind = REFUSED, .id = o->id, .a = errno}, -1);
+    else report((struct report){.kind = DONE, .id = o->id}, fd);
+    if (fd >= 0) close(fd);
+}
+
+/* A connection to a server inside, on its way: whoever gets it waits for it, so that this agent never does. */
+static int connect_inside(uint16_t port) {
+    struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || !connect(fd, (struct sockaddr *)&there, sizeof there) || errno == EINPROGRESS) return fd;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
 static void obey(void) {
     struct order o;
     int fds[MAX_FDS];
@@ -368,6 +387,8 @@ static void obey(void) {
     case SIGNAL: send_signal(&o); break;
     case PAUSE: kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
     case RESUME: kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
+    case CONNECT: hand_out(&o, connect_inside(o.a)); break;
+    case NETWORK: hand_out(&o, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); break;
     default: _exit(0);
     }
     for (int i = 0; i < count; i++) close(fds[i]);
