@@ -59,9 +59,13 @@ class WriteEnd:
         os.set_blocking(fd, False)
         self.fd = fd
         self._open = True
+        self._turn = asyncio.Lock()
 
     async def write(self, data: bytes) -> None:
-        view = memoryview(data)
+        async with self._turn:
+            await self._write(memoryview(data))
+
+    async def _write(self, view: memoryview) -> None:
         while view and self._open:
             try:
                 view = view[os.write(self.fd, view) :]

@@ -16,10 +16,11 @@ import posixpath
 import secrets
 import shutil
 import stat
+import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from skep.errors import (
@@ -29,10 +30,12 @@ from skep.errors import (
     InvalidRequest,
     LimitReached,
     NotFound,
+    SandboxLost,
     SkepError,
     StorageFull,
     Unavailable,
 )
+from skep.sandbox.census import Census, Usage
 from skep.sandbox.claim import claim
 from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry, Kind
 from skep.sandbox.openat2 import BENEATH, IN_ROOT, openat2
@@ -47,26 +50,28 @@ _PATH_LIMIT = 4095
 _PROC = 0x9FA0  # what statfs(2) says of procfs
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Room taken or left, in bytes and in files."""
-
-    size: int
-    inodes: int
-
-
 @dataclass(slots=True)
 class Tree:
     """Implements `Files` over a folder descriptor, which it owns.
 
     `base` is the folder, seen from the root, that relative paths start from. `owner` is who made files belong to,
     when the controller is root. With `at_rest`, a link that leads out is refused instead of read from the root.
+    `lost` is set when the sandbox is gone: then every call, and every wait, is `SandboxLost`.
     """
 
     root_fd: int
     base: str = "/workspace"
     owner: tuple[int, int] | None = None
     at_rest: bool = False
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    _home: tuple[int, int] | None = None
+    _users: int = 0
+    _closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if not self.at_rest:
+            self._home = self._base_identity()
 
     @classmethod
     def at(cls, folder: str) -> Tree:
@@ -75,15 +80,16 @@ class Tree:
         return cls(fd, owner=owner, at_rest=True)
 
     def close(self) -> None:
-        if self.root_fd >= 0:
-            os.close(self.root_fd)
-            self.root_fd = -1
+        """Close the folder as soon as nobody is at work in it."""
+        with self._lock:
+            self._closed = True
+            self._close_unused()
 
     async def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
         return await self._call(self._read, path, limit_bytes)
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
-        fd = await self._call(self._open_regular, path, os.O_RDONLY)
+        fd = await self._own(os.close, self._open_regular, path, os.O_RDONLY)
         try:
             while piece := await asyncio.to_thread(os.read, fd, _PIECE):
                 yield piece
@@ -96,14 +102,14 @@ class Tree:
         if isinstance(data, bytes):
             await self._call(self._write, path, data, mode)
             return
-        draft = await self._call(self._draft, path)
+        draft = await self._own(self._discard, self._draft, path)
         try:
             with _explained(path):
                 async for piece in data:
                     await asyncio.to_thread(_write_all, draft.fd, piece)
             await self._call(self._publish, draft, path, mode)
         finally:
-            await self._call(draft.discard)
+            await asyncio.shield(asyncio.to_thread(self._discard, draft))
 
     async def append(self, path: str, data: bytes | str) -> None:
         await self._call(self._append, path, data.encode() if isinstance(data, str) else data)
@@ -126,49 +132,102 @@ class Tree:
     async def watch(self, path: str = ".") -> AsyncIterator[Change]:
         from skep.sandbox.watch import Watch
 
-        with _explained(path), acting_as(self.owner):
-            folder = self._open(self._inside(path), os.O_RDONLY | os.O_DIRECTORY)
-        async with Watch(folder) as changes:
+        def opened() -> int:
+            with _explained(path):
+                return self._open(self._inside(path), os.O_RDONLY | os.O_DIRECTORY)
+
+        async with Watch(await self._call(opened), until=self.lost) as changes:
             async for change in changes:
                 yield change
+        raise _gone()
 
     async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do file work in a thread, as the sandbox's own user."""
 
         def done() -> T:
-            with acting_as(self.owner):
+            with self._held(), acting_as(self.owner):
                 return work(*args, **kwargs)
 
         return await asyncio.to_thread(done)
 
+    async def _own(self, release: Callable[[T], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do file work whose result has to be released, also if the caller is cancelled before it has it."""
+        task = asyncio.ensure_future(self._call(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: _release(done, release))
+            raise
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Keep the root open, and tell a sandbox that is gone from a file that is not there."""
+        with self._lock:
+            if self._closed or self.lost.is_set():
+                raise _gone()
+            self._users += 1
+        try:
+            yield
+        except (SkepError, OSError) as error:
+            if self._home is not None and self._base_identity() != self._home:
+                raise _gone() from error
+            raise
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._closed and self._users == 0 and self.root_fd >= 0:
+            os.close(self.root_fd)
+            self.root_fd = -1
+
+    def _base_identity(self) -> tuple[int, int] | None:
+        """Say which folder relative paths start from. The mount there goes with the sandbox."""
+        try:
+            with _closing(self._open(self._inside("."), os.O_PATH)) as base:
+                found = os.fstat(base)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _discard(self, draft: Draft) -> None:
+        with acting_as(self.owner):
+            draft.discard()
+
     def room(self) -> Usage:
         """Return how much the file system of the workspace has left."""
-        with (
-            acting_as(self.owner),
-            _closing(self._open(self._inside("."), os.O_RDONLY | os.O_DIRECTORY)) as folder,
-        ):
+        with self._held(), _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as folder:
             found = os.statvfs(folder)
         return Usage(found.f_bavail * found.f_frsize, found.f_favail)
 
     async def measure(self) -> Usage:
-        """Measure what the workspace holds."""
-        return await self._call(self._usage)
+        """Measure what the workspace holds, as this process: the sandbox's user can shut a folder to itself."""
 
-    def _usage(self) -> Usage:
-        size = inodes = 0
-        with _closing(self._open(self._inside("."), os.O_RDONLY | os.O_DIRECTORY)) as top:
-            for _, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                for name in (*folders, *files):
-                    with contextlib.suppress(FileNotFoundError):
-                        size += os.stat(name, dir_fd=at, follow_symlinks=False).st_blocks * 512
-                        inodes += 1
-        return Usage(size, inodes)
+        def counted(_: int) -> Usage:
+            with _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as top:
+                return Census.take(top)
+
+        return await self.examine(counted)
+
+    async def examine(self, work: Callable[[int], T]) -> T:
+        """Do work on the root descriptor in a thread, as this process."""
+
+        def done() -> T:
+            with self._held():
+                return work(self.root_fd)
+
+        return await asyncio.to_thread(done)
 
     def _inside(self, path: str) -> str:
         """Return the path relative to the root descriptor, or refuse it."""
         if "\0" in path:
             raise InvalidRequest("a path contains a NUL character", hint="remove the character")
-        if len(os.fsencode(path)) > _PATH_LIMIT:
+        try:
+            length = len(os.fsencode(path))
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a path is not valid text: {error.reason}", hint="use UTF-8 text") from error
+        if length > _PATH_LIMIT:
             raise InvalidRequest(f"a path of {len(path)} characters is too long", hint="use a shorter one")
         # Dots are folded by text, as a person reads the path; what is left is looked up by the kernel.
         whole = posixpath.normpath(posixpath.join(self.base, path))
@@ -337,6 +396,15 @@ def acting_as(owner: tuple[int, int] | None) -> Iterator[None]:
     finally:
         _libc.setfsuid(os.geteuid())
         _libc.setfsgid(os.getegid())
+
+
+def _release(done: asyncio.Future[T], release: Callable[[T], None]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        release(done.result())
+
+
+def _gone() -> SandboxLost:
+    return SandboxLost("the sandbox is gone", hint="resolve the session or create a new sandbox")
 
 
 def _mode_at(parent: int, name: str) -> int:

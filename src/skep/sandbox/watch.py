@@ -24,10 +24,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch:
-    """The changes below an open folder, which it owns. Folders made later are watched too."""
+    """The changes below an open folder, which it owns, until an event. Folders made later are watched too."""
 
-    def __init__(self, folder_fd: int) -> None:
+    def __init__(self, folder_fd: int, *, until: asyncio.Event | None = None) -> None:
         self._root = folder_fd
+        self._until = until or asyncio.Event()
         self._fd = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self._fd < 0:
             os.close(folder_fd)
@@ -44,16 +45,23 @@ class Watch:
         os.close(self._root)
 
     async def __aiter__(self) -> AsyncIterator[Change]:
-        loop = asyncio.get_running_loop()
-        while True:
-            ready = asyncio.Event()
-            loop.add_reader(self._fd, ready.set)
-            try:
-                await ready.wait()
-            finally:
-                loop.remove_reader(self._fd)
+        while await self._readable():
             for change in self._drain():
                 yield change
+
+    async def _readable(self) -> bool:
+        """Wait for changes; False once there will be none."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        waits = [asyncio.ensure_future(event.wait()) for event in (ready, self._until)]
+        loop.add_reader(self._fd, ready.set)
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(self._fd)
+            for wait in waits:
+                wait.cancel()
+        return ready.is_set()
 
     def _drain(self) -> Iterator[Change]:
         data = os.read(self._fd, 1 << 16)

@@ -1,4 +1,4 @@
-"""Limits that the kernel does not hold here: disk use of the workspace, and memory where there is no control group.
+"""Limits that the kernel does not hold here: disk use of the workspace; memory where there is no control group.
 
 The watcher looks ten times a second while commands run. Looking is cheap (how much room the file system has left);
 the folder is measured only when enough room has gone to matter, with everything inside halted if the limit may have
@@ -11,13 +11,16 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from skep.errors import SandboxLost
 from skep.sandbox.agent import PAUSE, RESUME, Agent
+from skep.sandbox.census import Usage
 from skep.sandbox.limits import Limits
 from skep.sandbox.process import AgentProcess
-from skep.sandbox.tree import Tree, Usage
+from skep.sandbox.tree import Tree
 
 _LOOK_S = 0.1
 _IDLE_LOOK_S = 1.0
@@ -38,8 +41,11 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._usage: Usage | None = None
         self._room = Usage(0, 0)
-        #: How often a process was ended for memory.
+        #: Somebody has paused the sandbox: nothing in it moves, and measuring must not set it going again.
+        self.paused = False
+        #: How often a process was ended for memory, and how often there were as many as may be.
         self.memory_kills = 0
+        self.full_houses = 0
 
     def watch(self, process: AgentProcess) -> None:
         self._running.add(process)
@@ -54,9 +60,10 @@ class Watcher:
         with contextlib.suppress(SandboxLost):
             while True:
                 self._running = {process for process in self._running if process.exit is None}
-                await self._look_at_disk()
-                if self._watch_memory:
-                    await self._look_at_memory()
+                if not self.paused:
+                    await self._look_at_disk()
+                    if self._watch_memory:
+                        await self._look_at_processes()
                 await asyncio.sleep(_LOOK_S if self._running else _IDLE_LOOK_S)
 
     async def _look_at_disk(self) -> None:
@@ -73,7 +80,8 @@ class Watcher:
     async def _measure(self) -> None:
         before = self._usage or Usage(0, 0)
         self._room = self._files.room()
-        self._usage = now = await self._files.measure()
+        hidden = await self._files.examine(_held_open)
+        self._usage = now = await self._files.measure() + hidden
         too_large = now.size > max(self._limits.disk_bytes, before.size + _SLACK_BYTES)
         too_many = now.inodes > max(self._limits.inodes, before.inodes + _SLACK_INODES)
         if too_large or too_many:
@@ -86,29 +94,63 @@ class Watcher:
         try:
             await work()
         finally:
-            await self._agent.ask(RESUME)
+            if not self.paused:
+                await self._agent.ask(RESUME)
 
-    async def _look_at_memory(self) -> None:
-        use = dict(await asyncio.to_thread(lambda: list(_memory_by_process(self._files.root_fd))))
+    async def _look_at_processes(self) -> None:
+        use = await self._files.examine(lambda root_fd: dict(_memory_by_process(root_fd)))
+        if len(use) >= self._limits.processes - 1:  # the agent itself is one
+            self.full_houses += 1
         if sum(use.values()) > self._limits.memory_bytes:
             self.memory_kills += 1
             await self._agent.signal_inside(max(use, key=use.__getitem__), signal.SIGKILL)
 
 
+def _held_open(root_fd: int) -> Usage:
+    """Count the files that have no name any more but take room for as long as somebody inside holds them open."""
+    found: dict[tuple[int, int], int] = {}
+    with _processes(root_fd) as (proc, pids):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+                try:
+                    found.update(_nameless(folder))
+                finally:
+                    os.close(folder)
+    return Usage(sum(found.values()), len(found))
+
+
+def _nameless(fds: int) -> Iterator[tuple[tuple[int, int], int]]:
+    for name in os.listdir(fds):
+        with contextlib.suppress(OSError):
+            held = os.stat(name, dir_fd=fds)
+            if held.st_nlink == 0 and stat.S_ISREG(held.st_mode):
+                yield (held.st_dev, held.st_ino), held.st_blocks * 512
+
+
 def _memory_by_process(root_fd: int) -> Iterator[tuple[int, int]]:
     """Yield the processes inside with the memory that is theirs alone, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(FileNotFoundError):
+    with _processes(root_fd) as (proc, pids):
+        for pid in pids:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                fd = os.open(f"{pid}/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+                try:
+                    _, resident, shared, *_ = os.read(fd, 256).split()
+                finally:
+                    os.close(fd)
+                yield pid, (int(resident) - int(shared)) * page
+
+
+@contextmanager
+def _processes(root_fd: int) -> Iterator[tuple[int, list[int]]]:
+    """Open /proc as it is inside, with the processes in it other than the agent; nothing of a dead sandbox's."""
+    try:
         proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
-        try:
-            for name in os.listdir(proc):
-                if name.isdigit() and name != "1":
-                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                        fd = os.open(f"{name}/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-                        try:
-                            _, resident, shared, *_ = os.read(fd, 256).split()
-                        finally:
-                            os.close(fd)
-                        yield int(name), (int(resident) - int(shared)) * page
-        finally:
-            os.close(proc)
+    except OSError:
+        yield -1, []
+        return
+    try:
+        yield proc, [int(name) for name in os.listdir(proc) if name.isdigit() and name != "1"]
+    finally:
+        os.close(proc)
