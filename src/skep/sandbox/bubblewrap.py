@@ -268,15 +268,17 @@ def _within(kind: int, value: int) -> int:
 
 
 def _extra_planks(recipe: Recipe) -> list[Plank]:
-    for inside in recipe.read_only.values():
-        clean = os.path.normpath(inside)
-        if (
-            not clean.startswith("/")
-            or clean == "/"
-            or clean.split("/")[1] in ("workspace", "tmp", "cache", "dev", "proc")
-        ):
-            raise InvalidRequest(
-                f"nothing can be mounted at {inside!r}",
-                hint="choose a path that the agent cannot write to, such as /opt/tools",
-            )
-    return [Plank(Path(host), os.path.normpath(inside)) for host, inside in recipe.read_only.items()]
+    # Real paths: a link of the host, shown as a link, could lead a later mount point to a folder the agent writes.
+    return [Plank(Path(os.path.realpath(host)), _mount_point(inside)) for host, inside in recipe.read_only.items()]
+
+
+def _mount_point(inside: str) -> str:
+    # Two leading slashes survive normpath, and would hide the first folder's name.
+    clean = "/" + os.path.normpath(inside).lstrip("/")
+    taken = ("", "workspace", "tmp", "cache", "dev", "proc")
+    if not inside.startswith("/") or clean.split("/")[1] in taken or f"{clean}/".startswith("/run/skep/"):
+        raise InvalidRequest(
+            f"nothing can be mounted at {inside!r}",
+            hint="choose a path that the agent cannot write to, such as /opt/tools",
+        )
+    return clean

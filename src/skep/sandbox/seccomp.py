@@ -28,6 +28,8 @@ _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then is the mode argum
 _NAMESPACE_FLAGS = 0x7E020000
 _FORBIDDEN_TERMINAL_CALLS = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
+_PROTOCOLS = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: others load modules with a record of holes
+_AGENT_PID = 1
 
 #: Closed outright, by what they would open. Pairs are the numbers on x86-64 and on arm64 (None: not there).
 CLOSED: dict[str, tuple[int | None, int | None]] = {
@@ -71,7 +73,8 @@ ARCHITECTURES = {
         0xC000003E,
         0,
         {
-            "clone": 56, "clone3": 435, "openat2": 437, "personality": 135, "socket": 41, "ioctl": 16,
+            "clone": 56, "clone3": 435, "openat2": 437, "personality": 135, "socket": 41, "socketpair": 53,
+            "prlimit64": 302, "ioctl": 16,
             "chmod": 90, "fchmod": 91, "fchmodat": 268, "open": 2, "openat": 257, "creat": 85, "mknod": 133,
             "mknodat": 259,
         },
@@ -80,7 +83,8 @@ ARCHITECTURES = {
         0xC00000B7,
         1,
         {
-            "clone": 220, "clone3": 435, "openat2": 437, "personality": 92, "socket": 198, "ioctl": 29,
+            "clone": 220, "clone3": 435, "openat2": 437, "personality": 92, "socket": 198, "socketpair": 199,
+            "prlimit64": 261, "ioctl": 29,
             "fchmod": 52, "fchmodat": 53, "openat": 56, "mknodat": 33,
         },
     ),
@@ -149,20 +153,29 @@ def _judgement(call: str) -> list[Instruction]:
             return _allow_values(0, (0, 0xFFFFFFFF), otherwise=errno.EPERM)
         case "socket":
             return _judge_socket()
+        case "socketpair":
+            return _allow_values(0, (_AF_UNIX,), otherwise=errno.EAFNOSUPPORT)
+        case "prlimit64":
+            # Its user may otherwise set the agent's limits, and so end the agent.
+            return _refuse_values(0, (_AGENT_PID,))
         case _:
             raise KeyError(call)
 
 
 def _judge_socket() -> list[Instruction]:
-    plain = (_AF_UNIX, _AF_INET, _AF_INET6)
+    allow, refuse = (_RET, 0, 0, _ALLOW), _fail(errno.EAFNOSUPPORT)
+    internet = [_load(2), *_any_of(_PROTOCOLS), _fail(errno.EPROTONOSUPPORT), allow]
+    netlink = [_load(2), *_any_of((_NETLINK_ROUTE,)), refuse, allow]
     return [
         _load(0),
-        *((_JEQ, len(plain) + 2 - i, 0, family) for i, family in enumerate(plain)),
-        (_JEQ, 0, 3, _AF_NETLINK),
-        _load(2),
-        (_JEQ, 0, 1, _NETLINK_ROUTE),
-        (_RET, 0, 0, _ALLOW),
-        _fail(errno.EAFNOSUPPORT),
+        (_JEQ, 0, 1, _AF_UNIX),
+        allow,
+        (_JEQ, 1, 0, _AF_INET),
+        (_JEQ, 0, len(internet), _AF_INET6),
+        *internet,
+        (_JEQ, 0, len(netlink), _AF_NETLINK),
+        *netlink,
+        refuse,
     ]
 
 
@@ -182,13 +195,16 @@ def _refuse_bits_when(argument: int, bits: int, *, flags: int, present: int) -> 
 
 
 def _refuse_values(argument: int, values: Sequence[int]) -> list[Instruction]:
-    tests = [(_JEQ, len(values) - i, 0, value) for i, value in enumerate(values)]
-    return [_load(argument), *tests, (_RET, 0, 0, _ALLOW), _fail(errno.EPERM)]
+    return [_load(argument), *_any_of(values), (_RET, 0, 0, _ALLOW), _fail(errno.EPERM)]
 
 
 def _allow_values(argument: int, values: Sequence[int], *, otherwise: int) -> list[Instruction]:
-    tests = [(_JEQ, len(values) - i, 0, value) for i, value in enumerate(values)]
-    return [_load(argument), *tests, _fail(otherwise), (_RET, 0, 0, _ALLOW)]
+    return [_load(argument), *_any_of(values), _fail(otherwise), (_RET, 0, 0, _ALLOW)]
+
+
+def _any_of(values: Sequence[int]) -> list[Instruction]:
+    """Skip the instruction that follows if the loaded word is one of these."""
+    return [(_JEQ, len(values) - i, 0, value) for i, value in enumerate(values)]
 
 
 def _load(argument: int) -> Instruction:
