@@ -16,9 +16,8 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +31,7 @@ _CPU_PERIOD_US = 100_000
 #: The kernel's least, and more than any machine has.
 _LEAST_QUOTA_US, _MOST_CPUS = 1000, 1_000_000
 _FINDING = threading.Lock()
+Note = Callable[["Group"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,15 @@ class Place:
     parents: Mapping[str, str]
 
     @classmethod
-    def find(cls) -> Place:
-        """Return the best place for this process; looked for once, in which case the process may change groups."""
+    def find(cls, note: Note | None = None) -> Place:
+        """Return the best place for this process; looked for once, in which case the process may change groups.
+
+        `note` is told of a group that is about to be made to try a place, so that no death leaves it behind.
+        """
         with _FINDING:
-            return _find_place()
+            if not _found:
+                _found.append(_find_place(note or (lambda _: None)))
+            return _found[0]
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -187,11 +192,14 @@ class Group:
         return f"{self.folders[controller][0]}/{name}"
 
 
-@cache
-def _find_place() -> Place:
+#: The place, once it is found.
+_found: list[Place] = []
+
+
+def _find_place(note: Note) -> Place:
     for candidate in (_place_v2, _place_v1):
         place = candidate()
-        if place is not None and _serves(place):
+        if place is not None and _serves(place, note):
             return place
     return Place("none", {})
 
@@ -208,12 +216,14 @@ def _place_v1() -> Place | None:
     return Place("v1", {controller: str(parent) for controller, parent in parents.items()})
 
 
-def _serves(place: Place) -> bool:
+def _serves(place: Place, note: Note) -> bool:
     """Say whether limits can be set there, by setting some in a group that is removed again."""
     try:
         if not place.controllers >= NEEDED:
             return False
-        trial = Group.plan(place).made()
+        trial = Group.plan(place)
+        note(trial)
+        trial = trial.made()
         try:
             trial.limit(Limits())
         finally:
