@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +21,10 @@ def main(names: list[str]) -> int:
         return 2
     for name in names or BENCHMARKS:
         print(f"measuring {name} …", flush=True)
+        load = os.getloadavg()[0]
         section: Section = import_module(f"bench.{name}").measure()
-        print(section.text())
-        write(PAGE, section)
+        print(section.text(load))
+        write(PAGE, section, load)
     print(f"written to {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
     return 0
 

@@ -32,16 +32,16 @@ class Section:
     rows: Sequence[Sequence[str]]
     notes: str = ""
 
-    def text(self) -> str:
+    def text(self, load: float) -> str:
         table = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
-        parts = [f"## {self.title}", self.method, "\n".join(table), self.notes, machine()]
+        parts = [f"## {self.title}", self.method, "\n".join(table), self.notes, machine(load)]
         return "\n\n".join(part.strip() for part in parts if part)
 
 
-def write(page: Path, section: Section) -> None:
+def write(page: Path, section: Section, load: float) -> None:
     """Put the section in the place of its former self, or at the end."""
     begin, end = f"<!-- bench:{section.name} -->", f"<!-- /bench:{section.name} -->"
-    fresh = f"{begin}\n{section.text()}\n{end}"
+    fresh = f"{begin}\n{section.text(load)}\n{end}"
     known = page.read_text() if page.exists() else INTRODUCTION
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     text, replaced = pattern.subn(lambda _: fresh, known)
@@ -49,13 +49,14 @@ def write(page: Path, section: Section) -> None:
     page.write_text(text if replaced else f"{known.rstrip()}\n\n{fresh}\n")
 
 
-def machine() -> str:
+def machine(load: float) -> str:
+    """Name the machine, and how busy it was with other things before."""
     cores = len(os.sched_getaffinity(0))
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d} on {_processor()}, {cores} cores, {memory_gb:.0f} GB,"
         f" Linux {platform.release().split('-')[0]}, {file_system(Path('/var/tmp'))},"
-        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}."
+        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}; load average before: {load:.1f}."
     )
 
 

@@ -175,6 +175,9 @@ async def test_the_largest_events_fit_side_by_side(log: EventLog) -> None:
 async def test_more_events_than_go_together_are_refused(log: EventLog) -> None:
     with pytest.raises(InvalidRequest, match="10,001 events"):
         await log.append_all([note(1)] * (MAX_APPEND + 1), **FILED)
+    with pytest.raises(InvalidRequest, match="bytes in one call"):
+        await log.append_all([Noted(text="x" * 1_000_000)] * 34, **FILED)
+    assert await log.page(HIVE) == []
 
 
 async def test_a_failed_batch_fails_its_own_callers_and_the_next_one_works(database: Database, log: EventLog) -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 from sqlalchemy import select
 
-from skep.errors import SkepError
 from skep.state.database import Database
 from skep.state.schema import event_heads
 
@@ -50,6 +49,8 @@ class Watch:
                 await turn
             finally:
                 waiting.discard(turn)
+                if not waiting and self._waiting.get(hive_id) is waiting:
+                    del self._waiting[hive_id]
         return not self._closed
 
     async def close(self) -> None:
@@ -61,13 +62,15 @@ class Watch:
             _wake(self._waiting.pop(hive_id), still_open=False)
 
     async def _poll(self) -> None:
-        while hive_ids := [hive for hive, waiting in self._waiting.items() if waiting]:
-            try:
-                for hive_id, seq in await self._heads(hive_ids):
-                    self.grew(hive_id, seq)
-            except SkepError as error:
+        while hive_ids := list(self._waiting):
+            # The outcome is a value here: whatever went wrong belongs to those who wait.
+            (outcome,) = await asyncio.gather(self._heads(hive_ids), return_exceptions=True)
+            if isinstance(outcome, BaseException):
                 for hive_id in hive_ids:
-                    _fail(self._waiting.pop(hive_id, set()), error)
+                    _fail(self._waiting.pop(hive_id, set()), outcome)
+            else:
+                for hive_id, seq in outcome:
+                    self.grew(hive_id, seq)
             await asyncio.sleep(POLL_S)
 
     async def _heads(self, hive_ids: list[str]) -> list[tuple[str, int]]:
@@ -83,7 +86,7 @@ def _wake(waiting: set[asyncio.Future[bool]], *, still_open: bool) -> None:
             turn.set_result(still_open)
 
 
-def _fail(waiting: set[asyncio.Future[bool]], error: SkepError) -> None:
+def _fail(waiting: set[asyncio.Future[bool]], error: BaseException) -> None:
     for turn in waiting:
         if not turn.done():
             turn.set_exception(error)

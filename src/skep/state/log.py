@@ -20,6 +20,7 @@ from skep.state.writer import Writer
 PAGE = 500
 MAX_PAGE = 10_000
 MAX_APPEND = 10_000
+MAX_APPEND_BYTES = 32 * 1024 * 1024
 CHECKPOINT_EVERY = 1000
 
 
@@ -75,6 +76,11 @@ class EventLog:
             )
         filed = {"hive_id": hive_id, "account_id": account_id, "actor": actor}
         drafts = [draft(event, task_id=task_id, **filed) for event in events]
+        size = sum(each.size_bytes for each in drafts)
+        if size > MAX_APPEND_BYTES:
+            raise InvalidRequest(
+                f"{size:,} bytes in one call; at most {MAX_APPEND_BYTES:,} go together", hint="append in parts"
+            )
         return await self._writer.submit(drafts) if drafts else []
 
     async def page(
