@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from skep.errors import Defect, InvalidRequest, LimitReached, SandboxLost
 
@@ -46,6 +46,13 @@ class Report:
     def read(cls, data: bytes, fds: Sequence[int]) -> Report:
         kind, order_id, a, b, user_us, system_us, peak_kb = _REPORT.unpack(data)
         return cls(kind, order_id, a, b, user_us, system_us, peak_kb, fds[0] if fds else -1)
+
+    def without_fd(self) -> Report:
+        """Close a descriptor that nobody asked for."""
+        if self.fd < 0:
+            return self
+        os.close(self.fd)
+        return replace(self, fd=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +120,10 @@ class Agent:
         self._answers[order_id] = answer
         try:
             await self._send(kind, order_id, arguments, fds)
-            return await answer
+            report = await answer
         finally:
             self._answers.pop(order_id, None)
+        return report.without_fd() if kind in (PAUSE, RESUME) else report
 
     async def launch(self, shown: int, *arguments: int, fds: Sequence[int]) -> None:
         """Tell a launcher to become bwrap. The answer is `ready`, or the end of the conversation."""
@@ -154,7 +162,14 @@ class Agent:
         self._answers.pop(order_id, None)
         if report.kind == REFUSED:
             self._exits.pop(order_id, None)
-            raise _refusal(report, spawn)
+            raise _refusal(report.without_fd(), spawn)
+        if terminal is None:
+            return report.without_fd()
+        if report.fd < 0:
+            await self.signal(order_id, signals.SIGKILL)
+            raise LimitReached(
+                "a terminal's descriptor did not arrive", hint="raise this process's limit of open files"
+            )
         return report
 
     def _forget(self, order_id: int) -> None:
@@ -214,7 +229,7 @@ class Agent:
     def _receive(self) -> None:
         for _ in range(64):  # leave the loop to others now and then
             try:
-                data, fds, flags, _ = socket.recv_fds(self._control, _REPORT.size + 1, 1)
+                data, fds, flags, _ = socket.recv_fds(self._control, _REPORT.size + 1, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
@@ -227,13 +242,19 @@ class Agent:
             self._take(Report.read(data, fds))
 
     def _take(self, report: Report) -> None:
-        if report.kind == EXITED:
+        answer = self._answers.get(report.id)
+        waiting = answer is not None and not answer.done()
+        if not _fits(report, waiting=waiting, spawning=report.id in self._exits):
+            report.without_fd()
+            self._lose("its agent said something that it never says")
+        elif report.kind == EXITED:
+            report.without_fd()
             if (on_exit := self._exits.pop(report.id, None)) is not None:
                 on_exit(report)
-        elif (answer := self._answers.get(report.id)) is not None and not answer.done():
+        elif answer is not None and waiting:
             answer.set_result(report)
-        elif report.fd >= 0:
-            os.close(report.fd)
+        else:
+            report.without_fd()  # nobody waits for it any more
 
     def _lose(self, why: str) -> None:
         if self.lost.is_set():
@@ -250,6 +271,21 @@ class Agent:
         for on_exit in self._exits.values():
             on_exit(None)
         self._exits.clear()
+
+
+def _fits(report: Report, *, waiting: bool, spawning: bool) -> bool:
+    """Say whether a report can be meant: of a known kind, and an answer to what was asked."""
+    match report.kind:
+        case kind if kind == EXITED:
+            return not (waiting and spawning)  # nothing ends before it has started
+        case kind if not waiting:
+            return kind in (READY, STARTED, REFUSED, DONE)
+        case kind if report.id == 0:
+            return kind == READY
+        case kind if spawning:
+            return kind in (STARTED, REFUSED)
+        case kind:
+            return kind in (DONE, REFUSED)
 
 
 @contextmanager
@@ -285,6 +321,11 @@ def _refusal(report: Report, spawn: Spawn) -> Exception:
         case stage if stage == AT_LIMIT:
             return InvalidRequest(
                 f"a limit of the command cannot be set: {reason}", hint="ask for no more than the sandbox has"
+            )
+        case stage if stage == AT_PAYLOAD:
+            return InvalidRequest(
+                f"cannot run {spawn.argv[0]!r}: the command with its environment is too long",
+                hint="write the long part to a file first; 64 MiB is the most that is handed over",
             )
         case _:
             return Defect(f"the agent could not start {spawn.argv[0]!r} (stage {report.b}): {reason}")
