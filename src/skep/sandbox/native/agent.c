@@ -66,6 +66,7 @@ struct running {
 };
 
 static struct running *table;
+static int oom_score_fd = -1;
 
 static void fail(const char *what) {
     int error = errno;
@@ -242,7 +243,7 @@ static int open_terminal(const struct order *o, char *path, size_t size) {
 }
 
 static void child(struct payload *p, int *fds, const char *terminal, int errors) {
-    /* The socket goes first: from the moment this process is dumpable, its neighbours may write its memory. */
+    /* Not dumpable until exec: before that its neighbours could write its memory, or answer for it on `errors`. */
     close(CONTROL_FD);
     setsid();
     if (terminal) {
@@ -254,9 +255,6 @@ static void child(struct payload *p, int *fds, const char *terminal, int errors)
         for (int i = 0; i < 3; i++) dup2(fds[i + 1], i);
     }
     default_signals();
-    prctl(PR_SET_DUMPABLE, 1);
-    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (score >= 0) (void)!write(score, "1000", 4);
     for (uint32_t i = 0; i < p->limits; i++) {
         struct rlimit limit = {p->limit[i].soft, p->limit[i].hard};
         if (setrlimit(p->limit[i].resource, &limit)) refuse(errors, AT_LIMIT);
@@ -284,6 +282,13 @@ static ssize_t hear(int errors, pid_t pid, int32_t *word) {
     return 2 * sizeof *word;
 }
 
+/* What is forked inherits the score: out of memory, the kernel ends commands before it ends the agent. */
+static void score_oom(const char *score) {
+    int error = errno;
+    if (oom_score_fd >= 0) (void)!write(oom_score_fd, score, strlen(score));
+    errno = error;
+}
+
 /* Fork and wait until the child has become the command or said why it could not. */
 static struct report start(const struct order *o, struct payload *p, int *fds, const char *terminal) {
     struct report r = {.kind = REFUSED, .id = o->id, .b = AT_FORK};
@@ -291,9 +296,11 @@ static struct report start(const struct order *o, struct payload *p, int *fds, c
     int32_t word[2];
     struct running *entry = malloc(sizeof *entry);
     if (!entry || pipe2(errors, O_CLOEXEC)) { r.a = errno; free(entry); return r; }
+    score_oom("1000");
     pid_t pid = fork();
     if (pid == 0) child(p, fds, terminal, errors[1]);
     r.a = errno;
+    score_oom("0");
     close(errors[1]);
     if (pid > 0 && hear(errors[0], pid, word) == sizeof word) {
         r.a = word[0];
@@ -396,12 +403,16 @@ static void obey(void) {
 
 static void serve(void) {
     if (getpid() != 1) { errno = EPERM; fail("serve runs only as pid 1 of a sandbox"); }
+    syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0);
+    /* Opened while it still can be: what is not dumpable belongs to root. */
+    oom_score_fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (prctl(PR_SET_DUMPABLE, 0)) fail("cannot hide from the sandbox");
+    /* With the controller gone the socket says so; this is for bwrap, which the controller may have to kill. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("cannot die with bwrap");
     if (prctl(PR_GET_SECCOMP) != 2 || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1) {
         errno = EPERM;
         fail("refusing to serve without a system call filter");
     }
-    syscall(SYS_close_range, CONTROL_FD + 1, ~0u, 0);
     fcntl(CONTROL_FD, F_SETFD, FD_CLOEXEC);
     default_signals();
     sigset_t children;
