@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skep.sandbox.agent import JOIN, Agent, order
 from skep.sandbox.binary import Bwrap, native
-from skep.sandbox.cgroups import Group
+from skep.sandbox.cgroups import Group, Place
 from skep.sandbox.leftovers import Record, records_folder
 from skep.sandbox.limits import Limits
 
@@ -106,8 +106,8 @@ class Launcher:
     def start(cls) -> Launcher:
         """Start a launcher and send it into control groups of its own."""
         sandbox_id = secrets.token_hex(8)
-        group = Group.plan()
         record = Record.open(sandbox_id)
+        group = Group.plan(Place.find(lambda trial: record.note(trial, None)))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
         try:
@@ -239,7 +239,9 @@ def _spawn(control: int, complaints: int) -> int:
         (os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((nothing, nothing, complaints, control))
     ]
     try:
-        return os.posix_spawn(native("skep-agent"), ["skep-agent", "launch", str(records_folder())], {}, file_actions=actions, setsid=True)
+        return os.posix_spawn(
+            native("skep-agent"), ["skep-agent", "launch", str(records_folder())], {}, file_actions=actions, setsid=True
+        )
     finally:
         os.close(nothing)
 
