@@ -14,7 +14,6 @@ import errno
 import os
 import posixpath
 import secrets
-import shutil
 import stat
 import threading
 from collections import deque
@@ -37,6 +36,7 @@ from skep.errors import (
 )
 from skep.sandbox.census import Census, Usage
 from skep.sandbox.claim import claim
+from skep.sandbox.erase import erase_at
 from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry, Kind
 from skep.sandbox.openat2 import BENEATH, IN_ROOT, openat2
 
@@ -339,20 +339,23 @@ class Tree:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=parent)
             elif recursive:
-                shutil.rmtree(name, dir_fd=parent)
+                erase_at(parent, name)
             else:
                 os.rmdir(name, dir_fd=parent)
 
     def _make_folders(self, inside: str) -> int:
         """Open a folder for `*at` calls, making what is missing of the way to it."""
         flags = os.O_PATH | os.O_DIRECTORY
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self._open(inside, flags)
-        except FileNotFoundError:
-            above, name = posixpath.split(inside)
-            with _closing(self._make_folders(above)) as parent, contextlib.suppress(FileExistsError):
+        parts = inside.split("/")
+        for depth, name in enumerate(parts, 1):
+            with (
+                _closing(self._open("/".join(parts[: depth - 1]), flags)) as parent,
+                contextlib.suppress(FileExistsError),
+            ):
                 os.mkdir(name, 0o755, dir_fd=parent)
-            return self._open(inside, flags)
+        return self._open(inside, flags)
 
     def _mkdir(self, path: str) -> None:
         with _explained(path):

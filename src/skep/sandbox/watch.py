@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -36,7 +36,7 @@ class Watch:
         self._paths: dict[int, str] = {}
 
     async def __aenter__(self) -> Self:
-        for _ in self._add(self._root, ""):
+        for _ in self._enter(""):
             pass
         return self
 
@@ -84,33 +84,40 @@ class Watch:
                 yield from self._enter(path)
 
     def _enter(self, path: str) -> Iterator[Change]:
-        """Watch a new folder, and report what was put into it before the watch was in place."""
-        with contextlib.suppress(OSError):
-            fd = _open_below(self._root, path)
+        """Watch a folder with those below it, and report what was put there before the watch was in place."""
+        waiting = [path]
+        while waiting:
+            here = waiting.pop()
             try:
-                yield from self._add(fd, path)
+                fd = _open_below(self._root, here)
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    yield Change("overflow", here)
+                continue
+            try:
+                found = self._add(fd, here)
             finally:
                 os.close(fd)
+            if found is None:
+                yield Change("overflow", here)
+                return
+            for name, is_folder in found:
+                below = f"{here}/{name}" if here else name
+                yield Change("created", below)
+                if is_folder:
+                    waiting.append(below)
 
-    def _add(self, folder_fd: int, path: str) -> Iterator[Change]:
+    def _add(self, folder_fd: int, path: str) -> list[tuple[str, bool]] | None:
+        """Watch one folder and return what is in it, and which of that are folders; None if there is no watch left."""
         if len(self._paths) >= _FOLDER_LIMIT:
-            yield Change("overflow", path)
-            return
+            return None
         # The descriptor's own name cannot be swapped for another folder's, as a path could.
         watch = int(_libc.inotify_add_watch(self._fd, f"/proc/self/fd/{folder_fd}".encode(), _MASK))
         if watch < 0:
-            yield Change("overflow", path)
-            return
+            return None
         self._paths[watch] = path
-        for name in os.listdir(folder_fd):
-            below = f"{path}/{name}" if path else name
-            yield Change("created", below)
-            with contextlib.suppress(OSError):
-                fd = _open_below(folder_fd, name)
-                try:
-                    yield from self._add(fd, below)
-                finally:
-                    os.close(fd)
+        with os.scandir(folder_fd) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
 
 def _open_below(folder_fd: int, path: str) -> int:

@@ -51,6 +51,12 @@ class Watcher:
         self._running.add(process)
         if self._task is None:
             self._task = asyncio.create_task(self._look_on())
+            self._task.add_done_callback(self._stopped_looking)
+
+    def _stopped_looking(self, task: asyncio.Task[None]) -> None:
+        """End the sandbox if it cannot be watched any more: a limit that nobody holds is none."""
+        if not task.cancelled() and task.exception() is not None:
+            self._agent.close()
 
     def close(self) -> None:
         if self._task is not None:
