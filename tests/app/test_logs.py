@@ -115,6 +115,15 @@ def test_the_file_takes_more_than_the_stream(tmp_path: Path) -> None:
     assert "by the way" in (tmp_path / "skep.log").read_text()
 
 
+def test_debug_shows_skeps_own_lines_and_not_those_of_libraries() -> None:
+    stream = io.StringIO()
+    start_logs(file=None, stream=stream, level=logging.DEBUG)
+    structlog.get_logger("skep.state").debug("ours")
+    logging.getLogger("aiosqlite").debug("theirs")
+    assert "ours" in stream.getvalue()
+    assert "theirs" not in stream.getvalue()
+
+
 def test_others_cannot_read_the_log(tmp_path: Path) -> None:
     start_logs(file=tmp_path / "log" / "skep.log", stream=io.StringIO())
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700

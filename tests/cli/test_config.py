@@ -61,6 +61,14 @@ def test_check_gives_programs_each_problem_with_its_place(cli: Cli, config: Path
     assert (second["field"], first["hint"]) == ("x", "did you mean usd_per_day?")
 
 
+def test_a_named_file_that_is_absent_is_a_mistake_for_programs_too(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKEP_CONFIG", str(home / "absent.json"))
+    ran = cli("config", "check", "--json")
+    assert (ran.returncode, json.loads(ran.stderr)["error"]["type"]) == (2, "ConfigInvalid")
+
+
 def test_every_command_refuses_to_work_with_wrong_settings(cli: Cli, config: Path) -> None:
     config.write_text('{"chat_models": [{"id": "m", "provider": "openai", "api_key": "x"}]}')
     ran = cli("hive", "list")

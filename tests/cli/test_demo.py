@@ -17,7 +17,9 @@ def test_the_demo_appends_follows_verifies_and_catches_forgers(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(home))
     ran = cli("demo")
-    assert ran.returncode == 0, ran.stderr
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("\nSkep demo\n")
+    assert "opened" not in ran.stdout, "the program's own log does not interrupt the story"
     assert "the reader saw 1 to 97: no gap, no repetition" in ran.stdout
     assert "caught  record 49: the record and its hash do not match" in ran.stdout
     assert "caught  record 95: missing" in ran.stdout

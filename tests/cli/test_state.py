@@ -90,3 +90,17 @@ def test_a_database_in_a_place_that_cannot_be_is_no_defect(cli: Cli, config: Pat
     config.write_text('{"state_url": "sqlite:////dev/null/skep.db"}')
     ran = cli("hive", "list")
     assert ran.returncode == 5, ran.stderr
+
+
+@pytest.mark.service
+def test_one_setting_moves_everything_to_postgresql(cli: Cli, config: Path, home: Path, postgres_url: str) -> None:
+    cli("hive", "create", "garden")
+    cli("state", "backup", str(home / "saved.zip"))
+    config.write_text(json.dumps({"state_url": postgres_url}))
+    restored = cli("state", "restore", str(home / "saved.zip"))
+    assert restored.returncode == 0, restored.stderr
+    cli("hive", "set", "garden", "sandbox_enabled=off")
+    assert json.loads(cli("events", "verify", "--json").stdout)["count"] == 2
+    assert json.loads(cli("state", "status", "--json").stdout)["dialect"] == "postgresql"
+    assert cli("doctor").returncode in (0, 5)
+    assert "ok\tdatabase\tpostgresql, schema" in cli("doctor").stdout

@@ -78,8 +78,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
 def test_a_wrong_value_is_quoted_with_what_would_be_right() -> None:
     problem = only_problem('{"chat_models": [{"id": "m", "provider": "p", "intelligence_level": "smart"}]}')
     assert str(problem) == (
-        "chat_models[0].intelligence_level (line 1, column 47): "
-        "should be 'light', 'normal' or 'super', got \"smart\""
+        "chat_models[0].intelligence_level (line 1, column 47): should be 'light', 'normal' or 'super', got \"smart\""
     )
 
 
@@ -108,6 +107,10 @@ def test_anything_but_an_object_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"sandbox":' * 500 + "1" + "}" * 500])
 def test_deep_nesting_is_refused_rather_than_crashing(text: str) -> None:
     assert only_problem(text).message == "is nested too deeply"
+
+
+def test_a_number_of_absurd_length_is_refused_rather_than_crashing() -> None:
+    assert "digits" in only_problem('{"budgets": {"usd_per_day": ' + "1" * 10_000 + "}}").message
 
 
 def test_a_field_given_twice_is_refused() -> None:
@@ -147,9 +150,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:
     "field", ["api_key", "apiKey", "API-KEY", "openai_api_key", "secret", "password", "token", "auth_token"]
 )
 def test_a_field_that_looks_like_a_key_is_refused_with_the_variable_to_use(field: str) -> None:
-    problem = only_problem(
-        f'{{"chat_models": [{{"id": "m", "provider": "mistral", "{field}": "0123456789"}}]}}'
-    )
+    problem = only_problem(f'{{"chat_models": [{{"id": "m", "provider": "mistral", "{field}": "0123456789"}}]}}')
     assert problem.field == f"chat_models[0].{field}"
     assert "environment only" in problem.message
     assert "export MISTRAL_API_KEY=" in (problem.hint or "")
@@ -206,7 +207,7 @@ def test_no_bytes_whatever_make_the_reader_fail(content: bytes) -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )

@@ -69,9 +69,7 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 
 
 def test_known_values_are_blotted_out_whatever_their_shape() -> None:
-    known = known_secrets(
-        {"MY_TOKEN": "correct horse", "PATH": "/usr/bin", "X_API_KEY": "correct horse battery"}
-    )
+    known = known_secrets({"MY_TOKEN": "correct horse", "PATH": "/usr/bin", "X_API_KEY": "correct horse battery"})
     assert known == ("correct horse battery", "correct horse")
     assert mask_text("say correct horse battery", known) == f"say {MASK}"
 
@@ -80,9 +78,7 @@ def test_a_short_value_of_a_secret_variable_is_not_hunted_for() -> None:
     assert known_secrets({"X_TOKEN": "true"}) == ()
 
 
-@pytest.mark.parametrize(
-    "name", ["api_key", "APIKey", "db-password", "AWS_SECRET_ACCESS_KEY", "cookie", "auth"]
-)
+@pytest.mark.parametrize("name", ["api_key", "APIKey", "db-password", "AWS_SECRET_ACCESS_KEY", "cookie", "auth"])
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 

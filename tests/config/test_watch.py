@@ -19,9 +19,7 @@ class Watched:
         paths = Paths(config=self.file, home=folder, logs=folder)
         self.changes: list[Change] = []
         self.refusals: list[ConfigInvalid] = []
-        self.watch = ConfigWatch(
-            paths, load(paths), applied=self.changes.append, refused=self.refusals.append
-        )
+        self.watch = ConfigWatch(paths, load(paths), applied=self.changes.append, refused=self.refusals.append)
 
     def polls(self, count: int) -> None:
         for _ in range(count):
@@ -60,8 +58,7 @@ def test_an_invalid_change_keeps_the_old_settings_and_names_the_field_once(watch
     watched.polls(5)
     assert watched.watch.settings == Settings()
     assert [error.message for error in watched.refusals] == [
-        f"{watched.file}: budgets.steps_per_task (line 2, column 14): "
-        "should be greater than or equal to 1, got 0"
+        f"{watched.file}: budgets.steps_per_task (line 2, column 14): should be greater than or equal to 1, got 0"
     ]
 
 

@@ -125,9 +125,7 @@ async def _write(program: Program, hive: Hive, name: str, number: int) -> None:
             if round_ % 3 == 1
             else Noted(text=f"{flower} does well by the wall")
         )
-        await program.log.append(
-            event, hive_id=hive.id, account_id=ACCOUNT, actor=name, task_id=f"round-{round_}"
-        )
+        await program.log.append(event, hive_id=hive.id, account_id=ACCOUNT, actor=name, task_id=f"round-{round_}")
         # A pace that the eye can follow, and a different one for each writer, so that they interleave.
         await asyncio.sleep(0.05 + 0.01 * ((number * 3 + round_) % 7))
 
@@ -216,9 +214,7 @@ def _point_onwards(console: Console, keep: Path | None) -> None:
     console.print("\n[bold]Next[/bold]")
     if keep is not None:
         folder = keep.absolute()
-        console.print(
-            f"     [green]$[/green] SKEP_HOME={folder} skep events list garden -a {ACCOUNT}", soft_wrap=True
-        )
+        console.print(f"     [green]$[/green] SKEP_HOME={folder} skep events list garden -a {ACCOUNT}", soft_wrap=True)
     for command, purpose in (
         ("skep doctor", "check this machine"),
         ("skep hive create garden", "make a hive of your own"),

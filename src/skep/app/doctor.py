@@ -43,7 +43,7 @@ async def examine(environment: Environment, settings: Settings | SkepError) -> l
     return [
         *check_kernel(),
         check_config(environment, settings),
-        await check_database(state_url or environment.paths.default_state_url, environment.paths.home),
+        await check_database(state_url or environment.paths.default_state_url),
         *([] if isinstance(settings, SkepError) else check_models(settings, environment)),
         check_disk(environment.paths.home),
     ]
@@ -79,9 +79,7 @@ def check_user_namespaces(found: probe.UserNamespaces, host: Host, bwrap: probe.
 def check_seccomp(*, supported: bool) -> Check:
     if supported:
         return Check("seccomp", "ok", "the kernel takes filters")
-    return Check(
-        "seccomp", "missing", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER=y"
-    )
+    return Check("seccomp", "missing", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER=y")
 
 
 def check_cgroups(found: probe.Cgroups, host: Host) -> Check:
@@ -111,9 +109,7 @@ def check_overlay(trial: Trial, host: Host) -> Check:
 def check_landlock(abi: int) -> Check:
     if abi > 0:
         return Check("landlock", "ok", f"ABI {abi}")
-    return Check(
-        "landlock", "degraded", "not in this kernel", "use Linux 5.13 or newer, booted with lsm=landlock,…"
-    )
+    return Check("landlock", "degraded", "not in this kernel", "use Linux 5.13 or newer, booted with lsm=landlock,…")
 
 
 def check_bwrap(found: probe.Bwrap | None, host: Host) -> Check:
@@ -138,7 +134,7 @@ def check_config(environment: Environment, settings: Settings | SkepError) -> Ch
     return Check("config", "ok", f"{path}" if path.exists() else f"{path} does not exist, so defaults apply")
 
 
-async def check_database(url: str, home: Path) -> Check:
+async def check_database(url: str) -> Check:
     """Look at the database without creating or changing it."""
     from skep.state import database
 
@@ -147,7 +143,7 @@ async def check_database(url: str, home: Path) -> Check:
     except SkepError as error:
         return Check("database", "missing", error.message, error.hint or "")
     if status.revision is None:
-        return _check_fresh_database(mask_url(url), status.dialect, home)
+        return _check_absent_database(url)
     mode = f", journal {await _journal_mode(url)}" if status.dialect == "sqlite" else ""
     if not status.current:
         old = f"{status.dialect}, schema {status.revision}, this Skep needs {status.head}"
@@ -155,11 +151,12 @@ async def check_database(url: str, home: Path) -> Check:
     return Check("database", "ok", f"{status.dialect}, schema {status.revision}{mode}")
 
 
-def _check_fresh_database(url: str, dialect: str, home: Path) -> Check:
-    nearest = _existing(home)
-    if dialect == "sqlite" and not os.access(nearest, os.W_OK):
-        return Check("database", "missing", f"{nearest} cannot be written", f"sudo chown $USER {nearest}")
-    return Check("database", "ok", f"{url} will be created by the first command")
+def _check_absent_database(url: str) -> Check:
+    if url.startswith("sqlite:///"):
+        folder = _existing(Path(url.removeprefix("sqlite:///")).parent)
+        if not os.access(folder, os.W_OK):
+            return Check("database", "missing", f"{folder} cannot be written", f"sudo chown $USER {folder}")
+    return Check("database", "ok", f"{mask_url(url)} will be created by the first command")
 
 
 async def _journal_mode(url: str) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from skep.sandbox.probe import Bwrap, Host, Trial, UserNamespaces
 
-_DOCKER_OPTIONS = " ".join(
-    f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths")
-)
+_DOCKER_OPTIONS = " ".join(f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths"))
 _KUBERNETES_OPTIONS = (
     "give the pod hostUsers: false and securityContext: procMount: Unmasked, "
     "seccompProfile: Unconfined, appArmorProfile: Unconfined"
@@ -52,9 +50,7 @@ def delegate_cgroups(version: str, host: Host) -> str:
     if host.container:
         return "start the container with: --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
     if version == "v2":
-        return (
-            "sudo loginctl enable-linger $USER, then log in again (systemd delegates a cgroup to each user)"
-        )
+        return "sudo loginctl enable-linger $USER, then log in again (systemd delegates a cgroup to each user)"
     return "boot with systemd.unified_cgroup_hierarchy=1, then log in again"
 
 

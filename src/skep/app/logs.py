@@ -39,8 +39,10 @@ def start_logs(
     to_stream.setFormatter(_formatter(masking, pretty=stream.isatty()))
     stop_logs()
     root = logging.getLogger()
-    root.setLevel(min(level, logging.INFO))
+    root.setLevel(logging.INFO)
     root.addHandler(to_stream)
+    # Only Skep's own loggers go below INFO: aiosqlite alone writes two lines for each statement there.
+    logging.getLogger("skep").setLevel(min(level, logging.INFO))
     # Migrations report each step at INFO, which is of no interest to whoever reads the log of a program.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     _configure_structlog()

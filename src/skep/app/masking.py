@@ -16,9 +16,7 @@ _BODY_NAMES = frozenset(
     {"memory", "memorymd", "memorybody", "memorytext", "projection", "scratchpad", "trajectory"}
     | {"skill", "skillmd", "skillbody", "skilltext", "skillsource", "frontmatter"}
 )
-_CONTENT_NAMES = frozenset(
-    {"body", "content", "contents", "text", "data", "source", "markdown", "diff", "patch"}
-)
+_CONTENT_NAMES = frozenset({"body", "content", "contents", "text", "data", "source", "markdown", "diff", "patch"})
 # A record that names one of these files is about its content.
 _BODY_PATHS = re.compile(r"(?:^|/)(?:MEMORY\.md|SKILL\.md|memory/[^/]+\.md|skills/.+)$")
 _LONGEST = 16_384
@@ -30,9 +28,7 @@ class Masking:
 
     known: tuple[str, ...] = ()
 
-    def __call__(
-        self, logger: Any, method: str, event_dict: MutableMapping[str, Any]
-    ) -> MutableMapping[str, Any]:
+    def __call__(self, logger: Any, method: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return self.mapping(event_dict, 0)
 
     def text(self, text: str) -> str:

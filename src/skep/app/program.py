@@ -56,6 +56,7 @@ async def open_program(paths: Paths, settings: Settings) -> AsyncIterator[Progra
     While the block runs, a changed config.json is noticed: a valid one takes effect, another is logged.
     """
     database = await Database.open(state_url(paths, settings))
+    structlog.get_logger("skep.app").debug("opened", database=str(database.location), config=str(paths.config))
     try:
         signer = await asyncio.to_thread(Signer.open, signing_key(paths))
         log = EventLog(database, signer=signer)

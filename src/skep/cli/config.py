@@ -61,7 +61,7 @@ def check(
     paths = Environment.read().paths
     if as_json:
         content = read(paths.config)
-        judged = judge(content) if content is not None else []
+        judged = judge(content) if content is not None else load(paths)
         found: list[Problem] = judged if isinstance(judged, list) else []
         print_json({"file": str(paths.config), "ok": not found, "problems": [_as_json(one) for one in found]})
         raise typer.Exit(2 if found else 0)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from skep.cli.session import start_logging
 from skep.cli.terminal import examples
+from skep.config.environment import Environment
 
 EPILOG = examples(
     "skep demo  # in a throwaway folder",
@@ -27,4 +29,5 @@ def demo(
     from skep.app.demo import run_demo
     from skep.cli.terminal import console
 
+    start_logging(Environment.read(), file=None)
     asyncio.run(run_demo(console(), keep=keep))

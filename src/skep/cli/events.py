@@ -61,7 +61,7 @@ AnyHive = Annotated[
         "skep events list garden --after 500 --limit 100 --json  # a page of JSON lines",
     ),
 )
-def list_(  # noqa: PLR0913, PLR0917  each option of a command is an argument
+def list_(
     hive: HiveReference,
     after: After = 0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.", metavar="N")] = 100,

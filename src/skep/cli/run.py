@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import sys
@@ -31,6 +32,9 @@ class _Misuse(Protocol):
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line with these arguments; return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows only ASCII gets escapes, not an error
+            stream.reconfigure(errors="backslashreplace")
     # What stands after -- belongs to another program.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours, theirs = arguments[:end], arguments[end:]
@@ -61,15 +65,17 @@ def _reader_is_gone() -> int:
 
 
 def _report(error: Exception, *, as_json: bool, debug: bool) -> int:
+    from skep.config.environment import Environment
     from skep.config.secrets import mask_text
 
+    secrets = Environment.read().secrets
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
         sys.stdout.write(str(error) + "\n")
         return InvalidRequest.exit_code
     known = _as_skep_error(error)
-    message, hint = mask_text(known.message), mask_text(known.hint or "")
+    message, hint = mask_text(known.message, secrets), mask_text(known.hint or "", secrets)
     if debug:
-        sys.stderr.write(mask_text("".join(traceback.format_exception(error))))
+        sys.stderr.write(mask_text("".join(traceback.format_exception(error)), secrets))
     if as_json:
         body = {
             "type": type(known).__name__,

@@ -8,6 +8,7 @@ import os
 import pwd
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -58,14 +59,19 @@ Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do it without aski
 
 def settle() -> tuple[Environment, Settings]:
     """Read the environment and the settings, and start the logs."""
-    from skep.app.logs import start_logs
     from skep.config.file import load
 
     environment = Environment.read()
     settings = load(environment.paths)
-    level = logging.DEBUG if debugging.get() else logging.WARNING
-    start_logs(file=environment.paths.log_file, secrets=environment.secrets, level=level)
+    start_logging(environment, file=environment.paths.log_file)
     return environment, settings
+
+
+def start_logging(environment: Environment, *, file: Path | None) -> None:
+    from skep.app.logs import start_logs
+
+    level = logging.DEBUG if debugging.get() else logging.WARNING
+    start_logs(file=file, secrets=environment.secrets, level=level)
 
 
 def with_program(work: Callable[[Program], Awaitable[T]]) -> T:

@@ -41,9 +41,7 @@ def read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise ConfigInvalid(
-            f"{path} cannot be read: {reason}", hint=f"check its permissions: ls -ld {path}"
-        ) from error
+        raise ConfigInvalid(f"{path} cannot be read: {reason}", hint=f"check its permissions: ls -ld {path}") from error
     if content is None:
         raise ConfigInvalid(f"{path} is not a regular file", hint="put a JSON file in its place")
     if len(content) > LARGEST_BYTES:

@@ -74,6 +74,8 @@ def _parse(text: str) -> dict[str, Any] | Problem:
         data = json.loads(text, parse_constant=constants.append)
     except json.JSONDecodeError as error:
         return Problem("", Position.of(text, error.pos), f"is not valid JSON: {_plain(error, text)}")
+    except ValueError:  # Python's guard against numbers that take for ever to read
+        return Problem("", None, "holds a number of too many digits")
     except RecursionError:
         return Problem("", None, "is nested too deeply")
     if constants:  # NaN and Infinity, which Python reads and JSON does not know

@@ -13,9 +13,7 @@ _NAME = re.compile(
     r"credential|authorization|cookie|token)s?$|^(auth|pwd|key|pat|dsn)$"
 )
 # Counts of tokens are measures, not secrets, and a key_id or public_key is meant to be seen.
-_HARMLESS = re.compile(
-    r"(max|min|input|output|prompt|completion|total|cached|fencing|per\w*)tokens?$|^tokens$"
-)
+_HARMLESS = re.compile(r"(max|min|input|output|prompt|completion|total|cached|fencing|per\w*)tokens?$|^tokens$")
 
 _SHAPES = re.compile(
     r"""

@@ -96,9 +96,7 @@ class ConfigWatch:
 
     def _apply(self, settings: Settings) -> None:
         old, self.settings = self.settings, settings
-        changed = tuple(
-            name for name in Settings.model_fields if getattr(old, name) != getattr(settings, name)
-        )
+        changed = tuple(name for name in Settings.model_fields if getattr(old, name) != getattr(settings, name))
         if changed:
             needs_restart = tuple(name for name in changed if name == "state_url")
             self._applied(Change(settings, changed, needs_restart))
