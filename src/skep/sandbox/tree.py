@@ -280,10 +280,8 @@ class Tree:
             raise InvalidRequest(f"{path!r} is a folder", hint="name a file in it")
         with _explained(path):
             parent = self._make_folders(folder)
-            hidden = f".skep-{secrets.token_hex(8)}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
-                return Draft(parent, name, hidden, os.open(hidden, flags, 0o600, dir_fd=parent))
+                return Draft.begin(parent, name)
             except BaseException:
                 os.close(parent)
                 raise
@@ -291,7 +289,7 @@ class Tree:
     def _publish(self, draft: Draft, path: str, mode: int | None) -> None:
         with _explained(path):
             os.fchmod(draft.fd, _mode_at(draft.parent, draft.name) if mode is None else mode & 0o777)
-            os.rename(draft.hidden, draft.name, src_dir_fd=draft.parent, dst_dir_fd=draft.parent)
+            draft.publish()
 
     def _append(self, path: str, data: bytes) -> None:
         try:
@@ -364,12 +362,36 @@ class Tree:
 
 @dataclass(slots=True)
 class Draft:
-    """A file that is being written beside the one it will replace."""
+    """A file that is being written beside the one it will replace.
+
+    Where the file system can, it has no name until it is whole: nobody inside sees it, and a controller that dies
+    leaves nothing of it.
+    """
 
     parent: int
     name: str
     hidden: str
     fd: int
+    named: bool = False
+
+    @classmethod
+    def begin(cls, parent: int, name: str) -> Draft:
+        hidden = f".skep-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        try:
+            return cls(parent, name, hidden, os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=parent))
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+                raise
+        flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        return cls(parent, name, hidden, os.open(hidden, flags, 0o600, dir_fd=parent), named=True)
+
+    def publish(self) -> None:
+        """Put the draft in the place of what is there."""
+        if not self.named:
+            # A link cannot replace a file, so the draft gets a name of its own first.
+            os.link(f"/proc/self/fd/{self.fd}", self.hidden, dst_dir_fd=self.parent, follow_symlinks=True)
+        os.rename(self.hidden, self.name, src_dir_fd=self.parent, dst_dir_fd=self.parent)
 
     def discard(self) -> None:
         """Remove the draft unless it has been published, and close it."""
