@@ -10,7 +10,7 @@ import pytest
 
 from skep.app.program import open_program, signing_key
 from skep.config import Paths, Settings
-from skep.errors import ForeignDatabase
+from skep.errors import ForeignDatabase, Unavailable
 from skep.state.chain import verify
 from skep.state.database import Database
 from skep.state.events import Noted
@@ -67,6 +67,14 @@ async def test_when_opening_fails_nothing_is_left_running(paths: Paths) -> None:
             pass
     assert len(asyncio.all_tasks()) == 1
     assert open_files() <= before
+
+
+async def test_a_signing_key_that_cannot_be_made_is_named(paths: Paths) -> None:
+    paths.home.mkdir()
+    (paths.home / "keys").write_text("a file where the folder belongs")
+    with pytest.raises(Unavailable, match=r"keys/events\.pem"):
+        async with open_program(paths, Settings()):
+            pass
 
 
 async def test_an_error_inside_still_closes_everything(paths: Paths) -> None:
