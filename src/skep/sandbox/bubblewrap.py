@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
-from skep.sandbox import seccomp
+from skep.sandbox import kernels, seccomp
 from skep.sandbox.agent import PAUSE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.claim import claim
@@ -210,6 +210,7 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
         plan.add("--perms", mode, "--size", str(size), "--tmpfs", place)
     plan.bind(os.open(native("skep-agent"), os.O_PATH | os.O_CLOEXEC), "/run/skep/agent")
     plan.bind(os.open(native("skep-fakeroot.so"), os.O_PATH | os.O_CLOEXEC), "/run/skep/fakeroot.so")
+    plan.bind(os.open(kernels.FOLDER, os.O_PATH | os.O_CLOEXEC), kernels.INSIDE)
     plan.bind(workspace, "/workspace", read_only=False)
     plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 

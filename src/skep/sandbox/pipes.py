@@ -38,6 +38,18 @@ class ReadEnd(Stream):
             return chunk
         return b""
 
+    def read_now(self) -> bytes:
+        if not self._open:
+            return b""
+        try:
+            return os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
+
     def close(self) -> None:
         if self._open:
             self._open = False
@@ -49,6 +61,9 @@ class NoStream(Stream):
     """A stream with nothing in it: standard error of a process that has a terminal."""
 
     async def read(self) -> bytes:
+        return b""
+
+    def read_now(self) -> bytes:
         return b""
 
 

@@ -109,6 +109,10 @@ class Stream(abc.ABC):
     async def read(self) -> bytes:
         """Return the next bytes as soon as there are any; nothing at the end."""
 
+    @abc.abstractmethod
+    def read_now(self) -> bytes:
+        """Return what is already there without waiting; nothing if there is nothing yet, or no more."""
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self.read():
             yield chunk

@@ -94,9 +94,12 @@ class Shell:
         timeout_s: float | None = None,
     ) -> Execution:
         """Run a command where the last one left off."""
-        argv = ["/bin/bash", "--norc", "--noprofile", "-c", _SCRIPT, "shell", _PRELUDE, self._state, command]
         async with self._turn:
-            return await self._sandbox.run(argv, input=input, user=self._user, timeout_s=timeout_s)
+            return await self._sandbox.run(self.argv(command), input=input, user=self._user, timeout_s=timeout_s)
+
+    def argv(self, command: str) -> list[str]:
+        """Return what to start for a caller that carries the output itself, one command at a time."""
+        return ["/bin/bash", "--norc", "--noprofile", "-c", _SCRIPT, "shell", _PRELUDE, self._state, command]
 
     async def close(self) -> None:
         """Forget the shell's state."""
