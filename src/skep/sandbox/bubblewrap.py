@@ -22,15 +22,17 @@ from typing import ClassVar
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox import kernels, seccomp
-from skep.sandbox.agent import PAUSE, RESUME, Agent, Report, Spawn
+from skep.sandbox.agent import NETWORK, PAUSE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.claim import claim
+from skep.sandbox.egress.gate import Passage, gate
+from skep.sandbox.egress.policy import Policy
 from skep.sandbox.launcher import Launcher, Plan, spare
 from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
-from skep.sandbox.rootfs import Plank, system_planks
+from skep.sandbox.rootfs import Plank, network_planks, system_planks
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.tree import Tree
 from skep.sandbox.watcher import Watcher
@@ -57,12 +59,15 @@ class BubblewrapSandbox(Sandbox):
 
     mechanism: ClassVar[str] = "bubblewrap"
 
-    def __init__(self, recipe: Recipe, launcher: Launcher, agent: Agent, files: Tree) -> None:
+    def __init__(
+        self, recipe: Recipe, launcher: Launcher, agent: Agent, files: Tree, passage: Passage | None = None
+    ) -> None:
         super().__init__()
         self.id = launcher.id
         self.limits = recipe.limits
         self.files: Tree = files
-        self._env = {**_ENVIRONMENT, **recipe.env}
+        self._env = {**_ENVIRONMENT, **(passage.environment() if passage else {}), **recipe.env}
+        self._passage = passage
         self._launcher = launcher
         self._agent = agent
         self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
@@ -73,10 +78,17 @@ class BubblewrapSandbox(Sandbox):
         """Start a sandbox; it serves commands when this returns. With `spares` the next one starts faster."""
         launcher = spare().take()
         agent = Agent(launcher.control)
+        passage = _passage(recipe, launcher.id)
         try:
-            plan = plan or draw_plan(recipe, throwaway=launcher.record.planned_throwaway)
+            plan = plan or draw_plan(
+                recipe,
+                throwaway=launcher.record.planned_throwaway,
+                certificate=passage.certificate if passage else None,
+            )
             await launcher.go(agent, plan, recipe.limits)
             root = await _ready(agent, launcher)
+            if passage is not None:
+                await passage.open((await agent.ask(NETWORK)).fd)
         except BaseException:
             agent.close()
             await launcher.end()
@@ -84,7 +96,7 @@ class BubblewrapSandbox(Sandbox):
         if spares and launcher.group.folders:
             spare().refill()
         sweep_once()
-        return cls(recipe, launcher, agent, Tree(root, owner=plan.owner, lost=agent.lost))
+        return cls(recipe, launcher, agent, Tree(root, owner=plan.owner, lost=agent.lost), passage)
 
     async def start(
         self,
@@ -137,8 +149,16 @@ class BubblewrapSandbox(Sandbox):
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
 
+    async def set_policy(self, policy: Policy) -> None:
+        if self._passage is None:
+            await super().set_policy(policy)
+        else:
+            await self._passage.change(policy)
+
     async def _stop(self) -> None:
         self._agent.close()
+        if self._passage is not None:
+            await self._passage.close()
         self._watcher.close()
         self.files.close()
         await self._launcher.end()
@@ -167,6 +187,14 @@ class BubblewrapSandbox(Sandbox):
         return _LIMIT_SIGNALS.get(report.b or report.a - 128)
 
 
+def _passage(recipe: Recipe, sandbox_id: str) -> Passage | None:
+    if recipe.network is None:
+        return None
+    from skep.sandbox.egress.tls import new_authority
+
+    return Passage(gate(), sandbox_id, recipe.network, new_authority())
+
+
 async def start(recipe: Recipe) -> BubblewrapSandbox:
     """Start a sandbox with this mechanism."""
     return await BubblewrapSandbox.start_from(recipe)
@@ -178,11 +206,12 @@ def draw_plan(
     bwrap: Bwrap | None = None,
     filter_program: bytes | None = None,
     throwaway: str | None = None,
+    certificate: bytes | None = None,
 ) -> Plan:
     """Decide everything about a sandbox before anything is started.
 
     `filter_program` is for tests that show what the system call filter stops. `throwaway` is the folder to make for
-    a recipe that names none.
+    a recipe that names none. `certificate` is that of the authority which a sandbox with a network trusts.
     """
     bwrap = bwrap or Bwrap.find()
     path = recipe.folder or _new_folder(throwaway)
@@ -190,6 +219,10 @@ def draw_plan(
     plan = Plan(bwrap, owner=owner, throwaway=None if recipe.folder else (path, os.fstat(folder).st_ino))
     try:
         _furnish(plan, recipe, folder)
+        if certificate is not None:
+            for plank in network_planks(certificate):
+                plank.lay(plan)
+        plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
         plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
     except BaseException:
         plan.close()
@@ -212,7 +245,6 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
     plan.bind(os.open(native("skep-fakeroot.so"), os.O_PATH | os.O_CLOEXEC), "/run/skep/fakeroot.so")
     plan.bind(os.open(kernels.FOLDER, os.O_PATH | os.O_CLOEXEC), kernels.INSIDE)
     plan.bind(workspace, "/workspace", read_only=False)
-    plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 def _new_folder(path: str | None) -> str:

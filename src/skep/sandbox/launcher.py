@@ -14,7 +14,6 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from skep.sandbox.agent import JOIN, Agent, order
 from skep.sandbox.binary import Bwrap, native

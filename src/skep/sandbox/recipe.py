@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from skep.sandbox.egress.network import Network
 from skep.sandbox.limits import Limits
 
 
@@ -20,3 +21,5 @@ class Recipe:
     read_only: Mapping[str, str] = field(default_factory=dict)
     #: Hand a folder that belongs to root over to the sandbox's own user. Matters only when Skep runs as root.
     adopt: bool = False
+    #: What may be reached; None for no network at all.
+    network: Network | None = None

@@ -37,11 +37,17 @@ _WRITTEN = {
 class Plank:
     """One piece of the root file system: a path of the host shown inside, or a small file made up for it."""
 
-    source: Path | str
+    source: Path | str | bytes
     inside: str
+    #: Laid over a file that is there already, in a folder of the host's that nobody inside can write.
+    over: bool = False
 
     def lay(self, plan: Plan) -> None:
         match self.source:
+            case bytes(data) if self.over:
+                plan.add("--ro-bind-data", str(plan.number(plan.memory(data))), self.inside)
+            case bytes(data):
+                plan.add("--perms", "0444", "--file", str(plan.number(plan.memory(data))), self.inside)
             case str(text):
                 plan.add("--perms", "0444", "--file", str(plan.number(plan.memory(text.encode()))), self.inside)
             case Path() as path if path.is_symlink():
@@ -59,3 +65,17 @@ def system_planks() -> tuple[Plank, ...]:
     """Return what every sandbox sees of this host."""
     shown = [Plank(Path(path), path) for path in (*_SYSTEM, *_ETC) if os.path.lexists(path)]
     return (*shown, *(Plank(text, path) for path, text in _WRITTEN.items()))
+
+
+#: Where a sandbox with a network finds the certificates it trusts: the host's, and that of its own authority.
+TRUSTED = "/run/skep/certificates.pem"
+_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+
+
+def network_planks(certificate: bytes) -> list[Plank]:
+    """Return what a sandbox with a network sees in addition: a resolver, and whom to trust."""
+    bundles = [path for path in _BUNDLES if os.path.isfile(path)]
+    trusted = b"".join(Path(path).read_bytes() for path in bundles[:1]) + certificate
+    planks = [Plank("nameserver 127.0.0.1\noptions timeout:2 attempts:2\n", "/etc/resolv.conf")]
+    planks += [Plank(trusted, TRUSTED), *(Plank(trusted, path, over=True) for path in bundles)]
+    return planks

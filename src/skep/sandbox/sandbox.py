@@ -38,6 +38,8 @@ from skep.sandbox.log import Log
 
 if TYPE_CHECKING:
     from skep.sandbox.creation import Creation
+    from skep.sandbox.egress.network import Network
+    from skep.sandbox.egress.policy import Policy
     from skep.sandbox.shell import Shell
 
 Command = str | Sequence[str]
@@ -204,12 +206,14 @@ class Sandbox(abc.ABC):
         env: Mapping[str, str] | None = None,
         read_only: Mapping[str, str] | None = None,
         adopt: bool = False,
+        network: Network | None = None,
     ) -> Creation:
         """Make a sandbox, for `async with`, `with` or `await`.
 
         `folder` is the workspace on the host; without one the workspace is thrown away at the end. `read_only` shows
         more of the host: its path there to the path inside. `adopt` hands the files of a folder that is not empty
-        over to the sandbox's own user, which is needed once when Skep runs as root.
+        over to the sandbox's own user, which is needed once when Skep runs as root. `network` says what may be
+        reached; without it nothing can.
         """
         from skep.sandbox.creation import Creation
         from skep.sandbox.recipe import Recipe
@@ -220,6 +224,7 @@ class Sandbox(abc.ABC):
             env=env or {},
             read_only=read_only or {},
             adopt=adopt,
+            network=network,
         )
         return Creation(recipe)
 
@@ -266,6 +271,10 @@ class Sandbox(abc.ABC):
     @abc.abstractmethod
     async def kill_all(self) -> None:
         """End every process inside at once, daemons and fork bombs too. The sandbox itself goes on."""
+
+    async def set_policy(self, policy: Policy) -> None:
+        """Change what a running sandbox may reach, if it was made with a network."""
+        raise InvalidRequest(f"sandbox {self.id} was made without a network", hint="pass network= when creating it")
 
     async def run(
         self,

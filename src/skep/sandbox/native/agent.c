@@ -1,8 +1,10 @@
 /*
- * skep-agent: the one small native program of a Skep sandbox, in two lives.
+ * skep-agent: the one small native program of a Skep sandbox, in three lives.
  *
  *   launch   On the host. Waits on socket 3 for orders: join these control groups, then drop to this user and
  *            become bwrap. A launcher that already sits in its control groups makes a sandbox start quickly.
+ *   door     On the host, for a moment. Enters a sandbox's network namespace and nothing else of it, makes every
+ *            address there lead to itself, opens listening sockets and hands them out to the egress proxy.
  *   serve    Inside, as pid 1. Starts commands on pipes that the controller made and hands over, reports how
  *            they end, and dies with the controller, which takes everything inside with it.
  *
@@ -15,6 +17,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/nsfs.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -42,7 +47,7 @@
 #define START_TURNS 100
 #define START_TURN_MS 50
 
-enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8 };
+enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
 /* Where a spawn failed, reported with errno: the caller words the message. */
 enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
@@ -74,23 +79,25 @@ static void fail(const char *what) {
     _exit(125);
 }
 
-static void report(struct report r, int fd) {
+static void report_with(struct report r, const int *fds, int count) {
     struct iovec part = {&r, sizeof r};
-    union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
+    union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
+    if (count > 0) {
         memset(&control, 0, sizeof control);
         message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
+        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
         struct cmsghdr *head = CMSG_FIRSTHDR(&message);
         head->cmsg_level = SOL_SOCKET;
         head->cmsg_type = SCM_RIGHTS;
-        head->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(head), &fd, sizeof fd);
+        head->cmsg_len = CMSG_LEN(count * sizeof(int));
+        memcpy(CMSG_DATA(head), fds, count * sizeof(int));
     }
     while (sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL) < 0)
         if (errno != EINTR) _exit(0); /* The controller is gone. */
 }
+
+static void report(struct report r, int fd) { report_with(r, &fd, fd >= 0); }
 
 /* Returns how many descriptors came along; leaves for good at end of file: then the controller is gone. */
 static int receive(struct order *o, int *fds, int flags) {
@@ -180,6 +187,76 @@ static int launch(const char *place) {
         else if (o.kind == LAUNCH) become_bwrap(&o, fds, place);
         else return 125;
     }
+}
+
+/* ---- door --------------------------------------------------------------------------------------------- */
+
+/* Make every address of a family a local one: what is sent anywhere arrives at this namespace's own sockets. */
+static int lead_home(int family) {
+    struct { struct nlmsghdr head; struct rtmsg route; char attributes[64]; } ask = {
+        .head = {.nlmsg_len = NLMSG_LENGTH(sizeof(struct rtmsg)), .nlmsg_type = RTM_NEWROUTE,
+                 .nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE},
+        .route = {.rtm_family = family, .rtm_table = RT_TABLE_LOCAL, .rtm_protocol = RTPROT_STATIC,
+                  .rtm_scope = family == AF_INET ? RT_SCOPE_HOST : RT_SCOPE_UNIVERSE, .rtm_type = RTN_LOCAL}};
+    struct rtattr *device = (void *)((char *)&ask + NLMSG_ALIGN(ask.head.nlmsg_len));
+    int loopback = if_nametoindex("lo");
+    device->rta_type = RTA_OIF;
+    device->rta_len = RTA_LENGTH(sizeof loopback);
+    memcpy(RTA_DATA(device), &loopback, sizeof loopback);
+    ask.head.nlmsg_len = NLMSG_ALIGN(ask.head.nlmsg_len) + RTA_LENGTH(sizeof loopback);
+    struct { struct nlmsghdr head; struct nlmsgerr error; char rest[256]; } answer;
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    if (fd < 0 || send(fd, &ask, ask.head.nlmsg_len, 0) < 0 || recv(fd, &answer, sizeof answer, 0) < 0) return -1;
+    close(fd);
+    errno = -answer.error.error;
+    return answer.error.error ? -1 : 0;
+}
+
+/* One socket for both families where the namespace has IPv6, for IPv4 alone where not. */
+static int listener(uint16_t port, int type, int family) {
+    int yes = 1, no = 0, fd = socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port)};
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (family == AF_INET6) {
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+        setsockopt(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, &yes, sizeof yes);
+    }
+    setsockopt(fd, IPPROTO_IP, IP_PKTINFO, &yes, sizeof yes);
+    if (bind(fd, family == AF_INET6 ? (void *)&six : (void *)&four, family == AF_INET6 ? sizeof six : sizeof four) ||
+        (type == SOCK_STREAM && listen(fd, 1024))) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* fds[0] is the network namespace, fds[1] the ports as 16-bit numbers. For port 53 a datagram socket comes too,
+ * right behind the other. The namespace belongs to the sandbox's user namespace, which has to be entered first. */
+static int open_door(const struct order *o, int *fds) {
+    uint16_t ports[MAX_FDS / 2];
+    int opened[MAX_FDS], count = 0;
+    ssize_t size = pread(fds[1], ports, sizeof ports, 0);
+    int owner = ioctl(fds[0], NS_GET_USERNS);
+    if (size < 0 || owner < 0 || setns(owner, CLONE_NEWUSER) || setns(fds[0], CLONE_NEWNET))
+        fail("cannot enter the sandbox's network");
+    if (o->a && lead_home(AF_INET)) fail("cannot set the sandbox's routes");
+    int family = lead_home(AF_INET6) ? AF_INET : AF_INET6;
+    for (size_t i = 0; i < size / sizeof *ports; i++) {
+        for (int type = SOCK_STREAM; type == SOCK_STREAM || (type == SOCK_DGRAM && ports[i] == 53);
+             type = type == SOCK_STREAM ? SOCK_DGRAM : 0)
+            if ((opened[count++] = listener(ports[i], type, family)) < 0) fail("cannot listen in the sandbox");
+    }
+    report_with((struct report){.kind = DONE, .id = o->id}, opened, count);
+    return 0;
+}
+
+static int door(void) {
+    struct order o;
+    int fds[MAX_FDS];
+    int count = receive(&o, fds, MSG_CMSG_CLOEXEC);
+    return o.kind == OPEN && count == 2 ? open_door(&o, fds) : 125;
 }
 
 /* ---- serve -------------------------------------------------------------------------------------------- */
@@ -438,6 +515,7 @@ static void serve(void) {
 
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "launch")) return launch(argv[2]);
+    if (argc == 2 && !strcmp(argv[1], "door")) return door();
     if (argc == 2 && !strcmp(argv[1], "serve")) serve();
     dprintf(2, "skep-agent is started by Skep and is of no use by itself.\n");
     return 2;
