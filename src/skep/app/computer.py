@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skep.config import Paths, Settings
 from skep.errors import SandboxDisabled
@@ -10,7 +11,9 @@ from skep.sandbox.creation import Creation
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.tree import Tree
-from skep.state.flags import Flags
+
+if TYPE_CHECKING:  # it brings the database along, which a throwaway sandbox has no use for
+    from skep.state.flags import Flags
 
 
 def workspace_folder(paths: Paths, hive_id: str) -> Path:
