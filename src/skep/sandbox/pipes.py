@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import select
 
 from skep.sandbox.sandbox import Stream
 
@@ -85,6 +86,8 @@ class WriteEnd:
             try:
                 view = view[os.write(self.fd, view) :]
             except BlockingIOError:
+                if _hung_up(self.fd):
+                    return
                 await _ready(self.fd, reading=False)
             except OSError as error:
                 if error.errno not in (errno.EPIPE, errno.EIO):
@@ -110,6 +113,13 @@ def make_pipe(owner: tuple[int, int] | None) -> tuple[int, int]:
     if owner is not None:
         os.fchown(writing, *owner)
     return reading, writing
+
+
+def _hung_up(fd: int) -> bool:
+    """Say whether a terminal has nobody left: it takes what fits and then never has room again."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 async def _ready(fd: int, *, reading: bool) -> None:

@@ -28,11 +28,11 @@ _PRELUDE = r"""
 __skep_file=$2 __skep_command=$3
 builtin set --
 __skep_save() {
-    local __skep_status=$? __skep_flags=$-
+    builtin local __skep_status=$? __skep_flags=$-
     __skep_options=$(builtin set +o; builtin shopt -p)
     builtin set +xveu +o pipefail
     builtin shopt -u nocasematch
-    local __skep_name __skep_all __skep_names=()
+    builtin local __skep_name __skep_all __skep_names=()
     builtin mapfile -t __skep_all < <(builtin compgen -v)
     for __skep_name in "${__skep_all[@]}"; do
         case $__skep_name in
@@ -68,7 +68,7 @@ fi
 """
 # On one line, so that errors count lines from the command's own first. Saved at the end as well as by the trap, which
 # the command may have replaced with one of its own.
-_SCRIPT = 'eval "$1"; eval -- "$__skep_first$__skep_command"; { __skep_save; } 2>/dev/null'
+_SCRIPT = 'builtin eval "$1"; builtin eval -- "$__skep_first$__skep_command"; { __skep_save; } 2>/dev/null'
 
 
 class Shell:

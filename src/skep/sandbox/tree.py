@@ -104,8 +104,8 @@ class Tree:
             return
         draft = await self._own(self._discard, self._draft, path)
         try:
-            with _explained(path):
-                async for piece in data:
+            async for piece in data:
+                with _explained(path):
                     await asyncio.to_thread(_write_all, draft.fd, piece)
             await self._call(self._publish, draft, path, mode)
         finally:
