@@ -32,7 +32,8 @@ __skep_save() {
     __skep_options=$(builtin set +o; builtin shopt -p)
     builtin set +xveu +o pipefail
     builtin shopt -u nocasematch
-    builtin local __skep_name __skep_all __skep_names=()
+    builtin local -a __skep_all __skep_names
+    builtin local __skep_name
     builtin mapfile -t __skep_all < <(builtin compgen -v)
     for __skep_name in "${__skep_all[@]}"; do
         case $__skep_name in
