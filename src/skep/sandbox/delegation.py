@@ -47,13 +47,14 @@ def _divided(own: Path, *, ours: bool = False) -> Path | None:
     if own.name == LEAF and controllers(own.parent / "cgroup.subtree_control") >= NEEDED and _writable(own.parent):
         return own.parent
     found = controllers(own / "cgroup.controllers")
-    if not found >= NEEDED or not _writable(own) or not (ours or _is_delegated(own)):
+    if not found >= NEEDED or not _writable(own):
         return None
-    if _is_root(own):
+    is_root, is_alone = _is_root(own), members(own) == [str(os.getpid())]
+    if not (is_root or is_alone) or not (ours or _is_delegated(own)):
+        return None
+    if is_root:
         _hand_down(own, found)
         return own
-    if members(own) != [str(os.getpid())]:
-        return None
     return own if _moved(own, found) else None
 
 
@@ -77,9 +78,12 @@ def _is_delegated(own: Path) -> bool:
         return True  # nobody else manages the groups here: what may be written may be divided
     if any(_mark(own, name) for name in ("user.delegate", "trusted.delegate")):
         return True
-    # Before 251 an ordinary user cannot see systemd's mark; but the system gives a folder to a user only by delegation.
     uid = os.geteuid()
-    return uid != 0 and own.stat().st_uid == uid and own.parent.stat().st_uid != uid
+    if uid == 0 or own.stat().st_uid != uid:
+        return False
+    # Where there is no mark to see: the system gives a folder to a user only by delegation; the user's own manager,
+    # which leaves no mark, is asked.
+    return own.parent.stat().st_uid != uid or scope.is_delegated(own.name)
 
 
 def _mark(own: Path, name: str) -> bool:

@@ -25,18 +25,16 @@ def is_harmless(own: Path) -> bool:
     return own.name.endswith(".scope") or str(os.getppid()) in members(own)
 
 
+def is_delegated(unit: str) -> bool:
+    """Ask the user's manager whether it has delegated the group of one of its units."""
+    return _run("systemctl", "show", "--property=Delegate", "--value", "--", unit) == "yes\n"
+
+
 def enter() -> bool:
     """Ask systemd to put this process into a scope that is delegated to it; say whether it did."""
-    busctl = shutil.which("busctl", path="/usr/local/bin:/usr/bin:/bin")
-    if busctl is None or not _systemd_knows_our_number() or not _bus_answers():
+    if not _systemd_knows_our_number() or not _bus_answers():
         return False
     name = f"skep-{os.getpid()}-{secrets.token_hex(4)}.scope"
-    return _asked(busctl, name) and _arrived(name)
-
-
-def _asked(busctl: str, name: str) -> bool:
-    uid = os.geteuid()
-    whose, env = ("--system", {}) if uid == 0 else ("--user", {"XDG_RUNTIME_DIR": f"/run/user/{uid}"})
     properties = [
         ("Description", "s", "Skep and its sandboxes"),
         ("PIDs", "au", "1", str(os.getpid())),
@@ -44,15 +42,40 @@ def _asked(busctl: str, name: str) -> bool:
         ("CollectMode", "s", "inactive-or-failed"),
     ]
     words = [word for entry in properties for word in entry]
-    call = [busctl, whose, "--quiet", f"--timeout={_WAIT_S}", "call", *_MANAGER, "StartTransientUnit"]
-    call += ["ssa(sv)a(sa(sv))", name, "fail", str(len(properties)), *words, "0"]
+    call = [
+        "call",
+        *_MANAGER,
+        "StartTransientUnit",
+        "ssa(sv)a(sa(sv))",
+        name,
+        "fail",
+        str(len(properties)),
+        *words,
+        "0",
+    ]
+    return _run("busctl", *call) is not None and _arrived(name)
+
+
+def _run(program: str, *words: str) -> str | None:
+    """Run a program of systemd's against our manager and return what it printed; None if that failed."""
+    path = shutil.which(program, path="/usr/local/bin:/usr/bin:/bin")
+    uid = os.geteuid()
+    whose, env = ("--system", {}) if uid == 0 else ("--user", {"XDG_RUNTIME_DIR": f"/run/user/{uid}"})
+    if path is None:
+        return None
     try:
         ran = subprocess.run(
-            call, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WAIT_S + 1, check=False
+            [path, whose, *words],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return ran.returncode == 0
+        return None
+    return ran.stdout if ran.returncode == 0 else None
 
 
 def _arrived(name: str) -> bool:
