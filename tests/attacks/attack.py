@@ -138,7 +138,9 @@ class Plain:
             for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
             if os.path.lexists(path)
             for word in (
-                ("--symlink", os.readlink(path), path) if Path(path).is_symlink() else ("--ro-bind", path, path)
+                ("--symlink", str(Path(path).readlink()), path)
+                if Path(path).is_symlink()
+                else ("--ro-bind", path, path)
             )
         ]
         return [
@@ -192,7 +194,7 @@ class Attack:
         """Assert that the attempt gets through with the protection off, and not in the sandbox."""
         if self.needs_root and not IS_ROOT:
             pytest.skip(f"means something only as root: {self.needs_root}")
-        if self.needs and not os.path.exists(self.needs):
+        if self.needs and not Path(self.needs).exists():
             pytest.skip(f"this host has no {self.needs}")
         text = program(self.attempt, **self.given)
         control = await self.control.outcome(text, folder)

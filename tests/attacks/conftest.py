@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.attacks.attack import remove_built
 
 from skep.sandbox.sandbox import Sandbox
-from tests.attacks.attack import remove_built
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def outside() -> Iterator[Path]:
 @pytest.fixture
 def no_descriptor_is_left() -> Iterator[None]:
     """Check that the test leaves as many descriptors open as it found."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
 
 
 @pytest.fixture(scope="session", autouse=True)

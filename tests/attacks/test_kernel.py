@@ -9,10 +9,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.attacks.attack import IS_ROOT, Attack, Plain, Weakened, each, numbers, outcome_in, program
 
 from skep.sandbox.cgroups import Place
 from skep.sandbox.sandbox import Sandbox
-from tests.attacks.attack import IS_ROOT, Attack, Plain, Weakened, each, numbers, outcome_in, program
 
 PLAIN = Plain()
 #: A plain bwrap that keeps the capabilities of its own namespaces, as it does for root.
@@ -21,7 +21,7 @@ CAPABLE = Plain(("--uid", "0", "--gid", "0", "--cap-add", "ALL"))
 
 def behind_filter(name: str, attempt: str, *calls: str) -> Attack:
     """Make an attack that only the filter holds."""
-    return Attack(name, attempt, Weakened(leave_open=calls or (name.split()[0],)))
+    return Attack(name, attempt, Weakened(leave_open=calls or (name.split(maxsplit=1)[0],)))
 
 
 NAMESPACES = [
@@ -176,7 +176,10 @@ SYSTEM = [
         "swappiness, as any other setting in /proc/sys",
         _SAME_VALUE.format(path="/proc/sys/vm/swappiness"), PLAIN, needs_root=_ROOT_ONLY,
     ),
-    Attack("sysrq", "os.open('/proc/sysrq-trigger', os.O_WRONLY)", PLAIN, needs_root=_ROOT_ONLY, needs="/proc/sysrq-trigger"),
+    Attack(
+        "sysrq", "os.open('/proc/sysrq-trigger', os.O_WRONLY)", PLAIN,
+        needs_root=_ROOT_ONLY, needs="/proc/sysrq-trigger",
+    ),
     Attack("/etc/shadow", "assert os.path.exists('/etc/shadow')", PLAIN),
     Attack("/sys", "os.listdir('/sys')", Plain(("--ro-bind", "/sys", "/sys"))),
     Attack("the root of everything is writable", "os.mkdir('/planted')", PLAIN),
