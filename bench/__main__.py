@@ -1,4 +1,7 @@
-"""Run benchmarks by name, or all, and write their sections of docs/performance.md: `python -m bench [name…]`."""
+"""Run benchmarks by name, or all, and write their sections of docs/performance.md: `python -m bench [name…]`.
+
+With `--install` the rivals that a benchmark compares with may be installed for it, from Debian and PyPI.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from bench import rivals
 from bench.report import Section, write
 
 # A benchmark is a module of this package with `measure() -> Section`.
-BENCHMARKS = ("startup", "events")
+BENCHMARKS = ("startup", "events", "sandbox")
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    names = [argument for argument in arguments if argument != "--install"]
+    rivals.may_install = names != arguments
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
