@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.sandbox.guest import initramfs
 from tests.sandbox.guest.fetch import kernel_folder
+from tests.sandbox.guest.report import END
 
 #: How long a guest may take to its first word, and in all.
 FIRST_WORD_S, WHOLE_S = 40, 150
@@ -42,9 +43,13 @@ def main() -> int:
         command = compose(qemu, kernel, logs)
         for attempt in range(1, ATTEMPTS + 1):
             if boot(command, logs):
-                print((logs / "said").read_text().replace("\r", ""), end="")
-                return 0
-            print(f"attempt {attempt} said nothing; the console ended:\n{tail(logs)}", file=sys.stderr)
+                break
+            print(f"attempt {attempt} hung; the console ended:\n{tail(logs)}", file=sys.stderr)
+        said = (logs / "said").read_text().replace("\r", "")
+        print(said, end="")
+        if END in said:
+            return 0
+        print(f"the trials did not come to their end; the console ended:\n{tail(logs)}", file=sys.stderr)
     return 1
 
 
@@ -56,7 +61,8 @@ def compose(qemu: str, kernel: Path, logs: Path) -> list[str]:
     share = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
     ports = ["-serial", f"file:{logs}/console", "-serial", f"file:{logs}/said"]
     start = ["-kernel", str(image), "-initrd", f"{logs}/initramfs", "-append", APPEND]
-    return [qemu, *MACHINE.split(), *start, "-virtfs", share, *ports]
+    # A guest goes with us, however we end.
+    return ["setpriv", "--pdeathsig", "KILL", qemu, *MACHINE.split(), *start, "-virtfs", share, *ports]
 
 
 def paths() -> str:
@@ -70,7 +76,7 @@ def paths() -> str:
 
 
 def boot(command: list[str], logs: Path) -> bool:
-    """Run a guest to its end; False if it hung before its first word."""
+    """Run a guest until it powers itself off; False if it hung."""
     said = logs / "said"
     said.write_text("")
     started = time.monotonic()
@@ -79,12 +85,12 @@ def boot(command: list[str], logs: Path) -> bool:
         while guest.poll() is None:
             passed = time.monotonic() - started
             if passed > WHOLE_S or (passed > FIRST_WORD_S and not said.stat().st_size):
-                break
+                return False
             time.sleep(0.1)
     finally:
         guest.kill()
         guest.wait()
-    return said.stat().st_size > 0
+    return True
 
 
 def tail(logs: Path) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.sandbox.guest.report import TRIAL_S, USER, say, say_printed
+from tests.sandbox.guest.report import TRIAL_S, USER, say, say_end, say_printed
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = ("env", f"PYTHONPATH={REPOSITORY}:{REPOSITORY}/src", sys.executable, "-B", "-m")
@@ -80,6 +80,7 @@ def trials() -> None:
     run("user's delegated service", "where", around=[*own, "--pipe", "--wait", "--property=Delegate=yes"])
     subprocess.run(["systemctl", "stop", f"user@{USER}.service"], capture_output=True)
     run("session without a manager", "where", around=session)
+    say_end()
 
 
 def run(name: str, trial: str, *, around: Sequence[str]) -> None:
