@@ -23,6 +23,7 @@ _ORDER = struct.Struct("=IIiiii")
 _REPORT = struct.Struct("=IIiiQQQ")
 _HEADER = struct.Struct("=IIII")
 _LIMIT = struct.Struct("=IIQQ")
+_DESCRIPTOR = struct.Struct("=i")
 
 JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME, CONNECT, NETWORK, OPEN = range(1, 10)
 READY, STARTED, REFUSED, EXITED, DONE = range(1, 6)
@@ -229,7 +230,7 @@ class Agent:
     def _receive(self) -> None:
         for _ in range(64):  # leave the loop to others now and then
             try:
-                data, fds, flags, _ = socket.recv_fds(self._control, _REPORT.size + 1, 1, socket.MSG_CMSG_CLOEXEC)
+                data, fds, flags = _received(self._control)
             except BlockingIOError:
                 return
             except OSError:
@@ -271,6 +272,19 @@ class Agent:
         for on_exit in self._exits.values():
             on_exit(None)
         self._exits.clear()
+
+
+def _received(control: socket.socket) -> tuple[bytes, list[int], int]:
+    """Receive one record with at most one descriptor, which no child inherits: `socket.recv_fds` drops its flags."""
+    room = socket.CMSG_LEN(_DESCRIPTOR.size)
+    data, attached, flags, _ = control.recvmsg(_REPORT.size + 1, room, socket.MSG_CMSG_CLOEXEC)
+    fds = [
+        fd
+        for level, kind, numbers in attached
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (fd,) in _DESCRIPTOR.iter_unpack(numbers)
+    ]
+    return data, fds, flags
 
 
 def _fits(report: Report, *, waiting: bool, spawning: bool) -> bool:
