@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import account, config, demo, doctor, events, files, hive, rollout, sandbox, state
+from skep.cli import account, config, demo, doctor, events, files, hive, python, rollout, sandbox, state
 from skep.cli.terminal import examples
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command("exec", epilog=sandbox.EXEC_EPILOG)(sandbox.exec_)
 app.command(epilog=sandbox.SHELL_EPILOG)(sandbox.shell)
+app.command(epilog=python.EPILOG)(python.python)
 app.add_typer(files.app, name="files")
 app.add_typer(hive.app, name="hive")
 app.add_typer(account.app, name="account")

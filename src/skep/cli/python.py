@@ -1,0 +1,239 @@
+"""skep python: run code cells in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from skep.cli.sandbox import HiveOption, TimeoutOption
+from skep.cli.session import DEFAULT_ACCOUNT, Account, hive_id_for, settle
+from skep.cli.terminal import AsJson, examples, print_json, print_table
+
+if TYPE_CHECKING:
+    from skep.config import Settings
+    from skep.config.environment import Environment
+    from skep.sandbox.results import Cell, Event
+
+EPILOG = examples(
+    "skep python -c '6 * 7'  # one cell in a throwaway sandbox",
+    "skep python report.py --hive garden --pictures out  # a file as one cell, in the hive's workspace",
+    "echo 'print(1)' | skep python  # from a pipe",
+    "skep python --context bees -c 'x = 1'  # variables that the next call with --context bees still has",
+    "skep python --context bees --end  # and their end",
+    "skep python  # cell after cell at a prompt",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Where cells run: a way to run one, and a way to break into it."""
+
+    run: Callable[[str], AsyncGenerator[Event, None]]
+    interrupt: Callable[[], Awaitable[None]]
+
+
+def python(  # noqa: PLR0913, PLR0917  one per option
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="File on this machine to run as one cell; - for standard input.", show_default=False),
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", help="Code to run as one cell.", show_default=False)
+    ] = None,
+    hive: HiveOption = None,
+    account: Account = DEFAULT_ACCOUNT,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            help="Keep the variables under this name for later calls, until --end or 15 minutes without one.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the context.")] = False,
+    contexts: Annotated[bool, typer.Option("--contexts", help="List the contexts that are kept.")] = False,
+    pictures: Annotated[Path, typer.Option("--pictures", help="Folder on this machine to save pictures in.")] = Path(),
+    timeout: TimeoutOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run Python in a sandbox: the value of the last expression is shown, tables as tables, pictures as files.
+
+    Without code and at a terminal it reads cell after cell. Lines such as !ls, %pip install and %%bash work too.
+    """
+    environment, settings = settle()
+    hive_id = None if hive is None else hive_id_for(hive, account)
+    if contexts or end:
+        raise typer.Exit(asyncio.run(_look_after(environment, hive_id, context if end else None, as_json=as_json)))
+    source = _source(code, file)
+    limit_s = math.inf if timeout is None else timeout
+
+    async def work() -> int:
+        opened = (
+            _fresh(environment, settings, hive_id, limit_s)
+            if context is None
+            else _kept(environment, hive_id, context, limit_s)
+        )
+        async with opened as cells:
+            if source is None:
+                return await _converse(cells, pictures)
+            return await _one(cells, source, pictures, as_json=as_json)
+
+    raise typer.Exit(asyncio.run(work()))
+
+
+def _source(code: str | None, file: Path | None) -> str | None:
+    """Return the code to run, or None to read it cell after cell from a terminal."""
+    from skep.errors import InvalidRequest
+
+    if code is not None and file is not None:
+        raise InvalidRequest("there is code and a file, and only one of them can run", hint="give -c or a file")
+    if code is not None:
+        return code
+    if file is None and sys.stdin.isatty():
+        return None
+    if file is None or str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read {str(file)!r}: {error}", hint="give a file of Python code") from error
+
+
+@asynccontextmanager
+async def _fresh(
+    environment: Environment, settings: Settings, hive_id: str | None, limit_s: float
+) -> AsyncGenerator[Cells, None]:
+    """Give cells in a sandbox that lasts as long as this command."""
+    from skep.app.computer import open_sandbox
+    from skep.sandbox.interpreter import Interpreter
+
+    async with open_sandbox(environment.paths, settings, hive_id) as sandbox, Interpreter(sandbox) as interpreter:
+        context = interpreter.context()
+        yield Cells(lambda code: context.stream(code, timeout_s=limit_s), context.interrupt)
+
+
+@asynccontextmanager
+async def _kept(
+    environment: Environment, hive_id: str | None, name: str, limit_s: float
+) -> AsyncGenerator[Cells, None]:
+    """Give cells in a context that outlives this command."""
+    from skep.app.keeper import Door, Request, ask, run_kept, start_keeper
+
+    door = Door.of(environment.paths, hive_id)
+
+    def start() -> int:
+        return start_keeper(environment, hive_id)
+
+    async def interrupt() -> None:
+        async for _ in ask(door, Request(act="interrupt", context=name), start=start):
+            pass
+
+    yield Cells(lambda code: run_kept(door, name, code, timeout_s=limit_s, start=start), interrupt)
+
+
+async def _look_after(environment: Environment, hive_id: str | None, ended: str | None, *, as_json: bool) -> int:
+    """End a kept context, or list those that there are."""
+    from skep.app.keeper import Door, NoKeeper, Request, ask
+
+    request = Request(act="list") if ended is None else Request(act="end", context=ended)
+    door = Door.of(environment.paths, hive_id)
+    found: list[dict[str, object]] = []
+    try:
+        async for said in ask(door, request):
+            found = said["contexts"]
+    except NoKeeper:
+        if ended is not None:
+            door.mark(ended).unlink(missing_ok=True)
+    if ended is None and as_json:
+        print_json(found)
+    elif ended is None:
+        rows = [[str(one[key]) for key in ("name", "language", "state", "cells")] for one in found]
+        print_table(("CONTEXT", "LANGUAGE", "STATE", "CELLS"), rows, empty="No context is kept.")
+    return 0
+
+
+async def _one(cells: Cells, source: str, pictures: Path, *, as_json: bool) -> int:
+    from skep.cli.cellview import exit_code
+    from skep.sandbox.results import cell_as_json
+
+    if not as_json:
+        return await _show(cells, source, pictures, number=1)
+    with _interrupting(cells):
+        cell = await _last(cells.run(source))
+    print_json(cell_as_json(cell))
+    return exit_code(cell)
+
+
+async def _converse(cells: Cells, pictures: Path) -> int:
+    """Read cells from a terminal until Ctrl-D."""
+    from skep.cli.prompt import read_cell
+
+    number = 0
+    while (source := read_cell(number + 1)) is not None:
+        if source.strip():
+            number += 1
+            await _show(cells, source, pictures, number=number)
+    return 0
+
+
+async def _show(cells: Cells, source: str, pictures: Path, *, number: int) -> int:
+    """Run a cell and show everything as it comes; return the exit code for how it ended."""
+    from skep.cli.cellview import show_end, show_result
+    from skep.sandbox.results import Cell, Printed, Result
+
+    with _interrupting(cells):
+        async with aclosing(cells.run(source)) as events:
+            async for event in events:
+                match event:
+                    case Printed(stream="stdout", text=text):
+                        _write(sys.stdout, text)
+                    case Printed(text=text):
+                        _write(sys.stderr, text)
+                    case Result():
+                        show_result(event, cell=number, pictures=pictures)
+                    case Cell():
+                        return show_end(event)
+    return 1
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+async def _last(events: AsyncGenerator[Event, None]) -> Cell:
+    from skep.errors import SandboxLost
+    from skep.sandbox.results import Cell
+
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Cell):
+                return event
+    raise SandboxLost("the cell did not come to an end", hint="try again")
+
+
+@contextmanager
+def _interrupting(cells: Cells) -> Iterator[None]:
+    """While a cell runs, let Ctrl-C break into it and not into this program."""
+    loop = asyncio.get_running_loop()
+    sent: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        task = asyncio.ensure_future(cells.interrupt())
+        sent.add(task)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
