@@ -122,6 +122,10 @@ class Agent:
         try:
             await self._send(kind, order_id, arguments, fds)
             report = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().without_fd()  # it came just as its asker went
+            raise
         finally:
             self._answers.pop(order_id, None)
         return report.without_fd() if kind in (PAUSE, RESUME) else report

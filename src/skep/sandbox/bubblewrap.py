@@ -14,11 +14,12 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox import kernels, seccomp
@@ -27,6 +28,7 @@ from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.claim import claim
 from skep.sandbox.egress.gate import Passage, gate
 from skep.sandbox.egress.policy import Policy
+from skep.sandbox.inlet import connected
 from skep.sandbox.launcher import Launcher, Plan, spare
 from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
@@ -130,8 +132,19 @@ class BubblewrapSandbox(Sandbox):
         self._watcher.watch(process)
         return process
 
+    @property
+    def limited_by(self) -> Literal["v2", "v1", "none"]:
+        """Which control groups hold its limits; with none, rlimits and the watcher do."""
+        return self._launcher.group.way
+
     async def alive(self) -> bool:
         return not self._agent.lost.is_set()
+
+    async def gone(self) -> None:
+        await self._agent.lost.wait()
+
+    async def connect(self, port: int) -> socket.socket:
+        return await connected(self._agent, port)
 
     async def pause(self) -> None:
         self._watcher.paused = True

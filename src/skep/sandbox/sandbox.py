@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skep.sandbox.creation import Creation
     from skep.sandbox.egress.network import Network
     from skep.sandbox.egress.policy import Policy
+    from skep.sandbox.ports import Bounds, Exposure
     from skep.sandbox.shell import Shell
 
 Command = str | Sequence[str]
@@ -276,6 +277,28 @@ class Sandbox(abc.ABC):
         """Change what a running sandbox may reach, if it was made with a network."""
         raise InvalidRequest(f"sandbox {self.id} was made without a network", hint="pass network= when creating it")
 
+    async def gone(self) -> None:
+        """Return when the sandbox is no more, however it went."""
+        while await self.alive():  # noqa: ASYNC110 - a mechanism that can be told of it does better
+            await asyncio.sleep(_LOOK_S)
+
+    async def connect(self, port: int) -> socket.socket:
+        """Connect to a server that listens inside, on loopback; the socket does not block.
+
+        A port on which nobody listens is `NotFound`.
+        """
+        raise InvalidRequest(f"a {self.mechanism} sandbox hands out no connections", hint="use another mechanism")
+
+    async def expose(self, port: int, *, at: str = "127.0.0.1:0", bounds: Bounds | None = None) -> Exposure:
+        """Make a server inside reachable from this machine, for whoever holds the exposure's token.
+
+        `at` is a loopback address and port (0 for any that is free), the path of a unix socket in a private folder,
+        or `unix` for a socket in a folder of its own. The exposure ends with the sandbox.
+        """
+        from skep.sandbox.ports import Exposure
+
+        return await Exposure.open(self, port, at=at, bounds=bounds)
+
     async def run(
         self,
         command: Command,
@@ -346,6 +369,8 @@ class Sandbox(abc.ABC):
         await self.stop()
 
 
+#: How often a sandbox that cannot tell is asked whether it lives.
+_LOOK_S = 0.5
 #: How long a finished command's pipes are still read when a process it left behind holds them open.
 _LINGER_S = 0.1
 

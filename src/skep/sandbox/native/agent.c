@@ -452,10 +452,13 @@ static void hand_out(const struct order *o, int fd) {
 }
 
 /* A connection to a server inside, on its way: whoever gets it waits for it, so that this agent never does. */
-static int connect_inside(uint16_t port) {
-    struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || !connect(fd, (struct sockaddr *)&there, sizeof there) || errno == EINPROGRESS) return fd;
+static int connect_inside(uint16_t port, int six) {
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in6 there = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || !connect(fd, six ? (void *)&there : (void *)&four, six ? sizeof there : sizeof four) ||
+        errno == EINPROGRESS)
+        return fd;
     int error = errno;
     close(fd);
     errno = error;
@@ -471,7 +474,7 @@ static void obey(void) {
     case SIGNAL: send_signal(&o); break;
     case PAUSE: kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
     case RESUME: kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
-    case CONNECT: hand_out(&o, connect_inside(o.a)); break;
+    case CONNECT: hand_out(&o, connect_inside(o.a, o.b)); break;
     case NETWORK: hand_out(&o, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); break;
     default: _exit(0);
     }
