@@ -74,7 +74,8 @@ def _opened_up(name: str, above: int | None = None) -> int:
     """Open a folder that may be shut to its owner. Its mode is changed by descriptor: a name could be a link by now."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        if os.fstat(place).st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)
         return os.open(".", _FOLDER, dir_fd=place)
     finally:
         os.close(place)
