@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from skep.sandbox.recipe import Recipe
 
 #: Whether what is missing may be installed; said on the command line.
 may_install = False
-_WAIT_S = 60
+_WAIT_S = 120
 _PROGRAMS = ("/bin/true", "/bin/sleep", "/bin/sh")
 _FIRST_FD = 4
 
@@ -271,10 +272,19 @@ def _install(package: str) -> None:
 
 
 def _checked(argv: Sequence[str], env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
-    if done.returncode != 0:
-        raise NotHere(f"{' '.join(argv[:4])} …: {done.stderr.strip()[-200:]}")
-    return done.stdout
+    # Into files: what a command leaves running may hold a pipe open for ever.
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, env=env, timeout=_WAIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise NotHere(f"{' '.join(argv[:4])} … takes longer than {_WAIT_S} s") from None
+        for file in (said, complained):
+            file.seek(0)
+        if done.returncode != 0:
+            raise NotHere(f"{' '.join(argv[:4])} …: {complained.read().strip()[-200:]}")
+        return said.read()
 
 
 def _root_folder(place: Path) -> Path:
