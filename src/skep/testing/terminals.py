@@ -61,6 +61,7 @@ class TerminalPromises:
     @promise
     async def test_an_interactive_shell_has_job_control(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(["bash", "--norc", "-i"], terminal=Size(), env={"PS1": "$ "})
+        await read_until(process.stdout, b"$ ")
         await process.write(b"bash -c 'echo in front; exec sleep 1000'\n")
         await read_until(process.stdout, b"\rin front\r\n")
         await process.write(b"\x1a")
