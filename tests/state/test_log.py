@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from skep.errors import ChainBroken, InvalidRequest, SkepError, Unavailable
+from skep.errors import ChainBroken, Conflict, InvalidRequest, SkepError, Unavailable
 from skep.state.chain import Verdict, verify
 from skep.state.checkpoint import Signer
 from skep.state.database import Database
 from skep.state.events import Event, Failed, HiveConfigured, Noted, Prompted, Recorded, Replied
 from skep.state.log import MAX_APPEND, EventLog
-from skep.state.schema import checkpoints, events
+from skep.state.schema import accounts, checkpoints, events
 
 HIVE = "hv-a"
 FILED = {"hive_id": HIVE, "account_id": "acme", "actor": "cli:me"}
@@ -460,3 +461,35 @@ async def test_the_columns_for_queries_repeat_the_record(database: Database, log
     assert (row.hive_id, row.seq, row.account_id, row.task_id) == (HIVE, 1, "acme", "t-1")
     assert (row.type, row.actor, row.hash) == ("noted", "cli:me", recorded.hash)
     assert datetime.fromisoformat(row.at) == recorded.at
+
+
+async def test_other_work_takes_effect_with_the_event(database: Database, log: EventLog) -> None:
+    """What is done alongside an event is committed with it, and events queued around it keep their places."""
+
+    async def mark(connection: AsyncConnection) -> None:
+        await connection.execute(insert(accounts).values(id="alongside", created_at="2026-01-01T00:00:00.000000Z"))
+
+    recorded = await asyncio.gather(
+        log.append(note(1), **FILED), log.append(note(2), **FILED, alongside=mark), log.append(note(3), **FILED)
+    )
+    async with database.read() as connection:
+        ids = (await connection.execute(select(accounts.c.id))).scalars().all()
+    assert [each.seq for each in recorded] == [1, 2, 3]
+    assert "alongside" in ids
+
+
+async def test_an_event_is_not_recorded_when_the_work_alongside_fails(log: EventLog) -> None:
+    """Work that fails takes its own event with it and no other."""
+
+    async def fail(connection: AsyncConnection) -> None:
+        raise Conflict("no")
+
+    outcomes = await asyncio.gather(
+        log.append(note(1), **FILED),
+        log.append(note(2), **FILED, alongside=fail),
+        log.append(note(3), **FILED),
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[1], Conflict)
+    assert [each.event for each in await log.page(HIVE)] == [note(1), note(3)]
+    assert await numbers(log) == [1, 2]

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import Conflict, InvalidRequest, NotFound
 from skep.state.accounts import require_account, utc_now
@@ -34,12 +35,7 @@ class Hive:
 
 
 class Hives:
-    """The hives of a database.
-
-    An act is appended to the hive's log first and takes effect in its row right after. A crash between the
-    two leaves an act on record that did not happen yet, never one that happened off the record; repeating it
-    completes it.
-    """
+    """The hives of a database. An act and its record in the hive's log are one transaction."""
 
     def __init__(self, database: Database, log: EventLog, *, now: Callable[[], datetime] = utc_now) -> None:
         self._database = database
@@ -59,23 +55,18 @@ class Hives:
         happened: list[Event] = [HiveCreated(name=name)]
         if changes:
             happened.append(HiveConfigured(changes=dict(changes)))
-        await self._log.append_all(happened, hive_id=hive.id, account_id=account_id, actor=actor)
-        await self._insert(hive)
-        return hive
 
-    async def _insert(self, hive: Hive) -> None:
-        row = {
-            "id": hive.id,
-            "account_id": hive.account_id,
-            "name": hive.name,
-            "created_at": write_time(hive.created_at),
-        }
+        async def insert_row(connection: AsyncConnection) -> None:
+            await require_account(connection, account_id, lock=True)
+            await connection.execute(insert(hives).values(_row(hive)))
+
         try:
-            async with self._database.write() as connection:
-                await require_account(connection, hive.account_id, lock=True)
-                await connection.execute(insert(hives).values(row | asdict(hive.flags)))
+            await self._log.append_all(
+                happened, hive_id=hive.id, account_id=account_id, actor=actor, alongside=insert_row
+            )
         except IntegrityError as error:
-            raise _taken(hive.name, hive.account_id) from error
+            raise _taken(name, account_id) from error
+        return hive
 
     async def list(self, *, account_id: str | None = None, deleted: bool = False) -> tuple[Hive, ...]:
         """Return the hives of an account, or of all, by account and name; with `deleted` the deleted too."""
@@ -105,25 +96,34 @@ class Hives:
         different = flags.since(hive.flags)
         if not different:
             return hive
-        await self._log.append(
-            HiveConfigured(changes=dict(different)), hive_id=hive.id, account_id=hive.account_id, actor=actor
-        )
-        await self._update(hive, dict(different))
+        await self._act(hive, HiveConfigured(changes=dict(different)), dict(different), actor=actor)
         return replace(hive, flags=flags)
 
     async def delete(self, reference: str, *, account_id: str, actor: str) -> Hive:
         """Delete a hive; its events stay, its id is never used again and its name is free."""
         hive = await self.show(reference, account_id=account_id)
-        await self._log.append(HiveDeleted(name=hive.name), hive_id=hive.id, account_id=hive.account_id, actor=actor)
         at = self._now()
-        await self._update(hive, {"deleted_at": write_time(at)})
+        await self._act(hive, HiveDeleted(name=hive.name), {"deleted_at": write_time(at)}, actor=actor)
         return replace(hive, deleted_at=at)
 
-    async def _update(self, hive: Hive, values: Mapping[str, object]) -> None:
+    async def _act(self, hive: Hive, event: Event, values: Mapping[str, object], *, actor: str) -> None:
         statement = update(hives).where(hives.c.id == hive.id, hives.c.deleted_at.is_(None)).values(values)
-        async with self._database.write() as connection:
+
+        async def update_row(connection: AsyncConnection) -> None:
             if not (await connection.execute(statement)).rowcount:
                 raise _missing(hive.name, hive.account_id)
+
+        await self._log.append(event, hive_id=hive.id, account_id=hive.account_id, actor=actor, alongside=update_row)
+
+
+def _row(hive: Hive) -> dict[str, object]:
+    return {
+        "id": hive.id,
+        "account_id": hive.account_id,
+        "name": hive.name,
+        "created_at": write_time(hive.created_at),
+        **asdict(hive.flags),
+    }
 
 
 def _find(reference: str, account_id: str, *, deleted: bool = False) -> Select[tuple[Any, ...]]:

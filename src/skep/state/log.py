@@ -15,7 +15,7 @@ from skep.state.follow import Watch
 from skep.state.notary import Notary
 from skep.state.record import check_id, draft, read_record, write_time
 from skep.state.schema import events
-from skep.state.writer import Writer
+from skep.state.writer import Alongside, Writer
 
 PAGE = 500
 MAX_PAGE = 10_000
@@ -49,15 +49,24 @@ class EventLog:
         self._writer = Writer(database, notary=notary, committed=self._watch.grew, now=now)
 
     async def append(
-        self, event: Event, *, hive_id: str, account_id: str, actor: str, task_id: str | None = None
+        self,
+        event: Event,
+        *,
+        hive_id: str,
+        account_id: str,
+        actor: str,
+        task_id: str | None = None,
+        alongside: Alongside | None = None,
     ) -> Recorded:
         """Append one event; it is durable when this returns.
 
         Raise InvalidRequest for what the log cannot keep: a body over 1 MiB, text that is not Unicode, NaN,
         integers beyond 2**53. After Unavailable or a cancellation the event may have been recorded or not.
+
+        `alongside` does other work in the same transaction: it takes effect with the event, or neither does.
         """
         one = draft(event, hive_id=hive_id, account_id=account_id, actor=actor, task_id=task_id)
-        return (await self._writer.submit([one]))[0]
+        return (await self._writer.submit([one], alongside))[0]
 
     async def append_all(
         self,
@@ -67,8 +76,12 @@ class EventLog:
         account_id: str,
         actor: str,
         task_id: str | None = None,
+        alongside: Alongside | None = None,
     ) -> list[Recorded]:
-        """Append events one behind the other in one transaction: all of them are recorded, or none."""
+        """Append events one behind the other in one transaction: all of them are recorded, or none.
+
+        `alongside` does other work in that transaction, as with `append`.
+        """
         if len(events) > MAX_APPEND:
             raise InvalidRequest(
                 f"{len(events):,} events in one call; at most {MAX_APPEND:,} go together",
@@ -81,7 +94,7 @@ class EventLog:
             raise InvalidRequest(
                 f"{size:,} bytes in one call; at most {MAX_APPEND_BYTES:,} go together", hint="append in parts"
             )
-        return await self._writer.submit(drafts) if drafts else []
+        return await self._writer.submit(drafts, alongside) if drafts else []
 
     async def page(
         self,

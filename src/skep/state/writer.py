@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -35,12 +35,17 @@ _CREATE = {
 }
 
 
+#: Work that is done in the transaction in which the events are recorded: both happen, or neither.
+Alongside = Callable[[AsyncConnection], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What one caller waits for: drafts that go into one transaction together."""
+    """What one caller waits for: drafts that go into one transaction together, with other work or without."""
 
     drafts: Sequence[Draft]
     done: asyncio.Future[list[Recorded]]
+    alongside: Alongside | None = None
 
 
 class Writer:
@@ -67,15 +72,17 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def submit(self, drafts: Sequence[Draft]) -> list[Recorded]:
+    async def submit(self, drafts: Sequence[Draft], alongside: Alongside | None = None) -> list[Recorded]:
         """Wait until the drafts are durable, one behind the other in one transaction.
+
+        With `alongside` the transaction is theirs alone, and fails with whatever that raises.
 
         If the caller is cancelled while its transaction is under way, the events may still be recorded.
         """
         if self._closed:
             raise Unavailable("the event log is closed", hint="open the database again")
         done: asyncio.Future[list[Recorded]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Entry(drafts, done))
+        self._queue.append(_Entry(drafts, done, alongside))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain(), name="skep event writer")
         return await done
@@ -103,6 +110,8 @@ class Writer:
         batch: list[_Entry] = []
         count = size = 0
         while self._queue and count < BATCH_EVENTS and size < BATCH_BYTES:
+            if batch and (batch[0].alongside or self._queue[0].alongside):
+                break
             entry = self._queue.popleft()
             if entry.done.cancelled():
                 continue
@@ -117,10 +126,14 @@ class Writer:
             async with self._database.write() as connection:
                 await self._create_heads(connection, hive_ids)
                 heads, signed = await self._lock_heads(connection, hive_ids)
+                if batch[0].alongside is not None:
+                    await batch[0].alongside(connection)
                 sealed = [self._seal(entry.drafts, heads) for entry in batch]
                 await connection.execute(_INSERT, [each.row() for entry in sealed for each in entry])
                 await connection.execute(_ADVANCE, [_advance(hive, heads[hive]) for hive in hive_ids])
         except IntegrityError as error:
+            if batch[0].alongside is not None:
+                raise
             raise ChainBroken(
                 "the event log holds records beyond the end it states", hint="run: skep events verify"
             ) from error
