@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 from bench import floors, postgres
 from bench.report import Section
@@ -26,7 +27,18 @@ VERIFIED = 200_000
 ROUNDS = 3
 
 EVENT = Prompted(text="Please read the report in attachments/report.pdf and tell me which figures changed. " * 2)
-FILED = {"hive_id": "hv-a", "account_id": "acme", "actor": "cli:me", "task_id": "task-1"}
+
+
+class Filed(TypedDict):
+    """Under what an event is filed."""
+
+    hive_id: str
+    account_id: str
+    actor: str
+    task_id: str
+
+
+FILED: Filed = {"hive_id": "hv-a", "account_id": "acme", "actor": "cli:me", "task_id": "task-1"}
 
 METHOD = f"""\
 {APPENDERS} tasks append to one hive, each waiting until its event is durable before it appends the next:

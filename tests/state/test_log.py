@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +25,17 @@ from skep.state.log import MAX_APPEND, EventLog
 from skep.state.schema import accounts, checkpoints, events
 
 HIVE = "hv-a"
-FILED = {"hive_id": HIVE, "account_id": "acme", "actor": "cli:me"}
+
+
+class Filed(TypedDict):
+    """Under what an event is filed."""
+
+    hive_id: str
+    account_id: str
+    actor: str
+
+
+FILED: Filed = {"hive_id": HIVE, "account_id": "acme", "actor": "cli:me"}
 PATIENCE_S = 30
 
 
