@@ -12,6 +12,8 @@ from skep.sandbox.sandbox import Stream
 
 #: What one read asks for. Linux gives a pipe at most this much, so one call can empty it.
 _CHUNK = 1 << 20
+#: What it asks for until there proves to be more: room for a whole chunk comes from the kernel anew each time.
+_FIRST_CHUNK = 1 << 16
 
 
 class ReadEnd(Stream):
@@ -21,11 +23,12 @@ class ReadEnd(Stream):
         os.set_blocking(fd, False)
         self._fd = fd
         self._open = True
+        self._size = _FIRST_CHUNK
 
     async def read(self) -> bytes:
         while self._open:
             try:
-                chunk = os.read(self._fd, _CHUNK)
+                chunk = os.read(self._fd, self._size)
             except BlockingIOError:
                 await _ready(self._fd, reading=True)
                 continue
@@ -36,6 +39,7 @@ class ReadEnd(Stream):
                 chunk = b""
             if not chunk:
                 self.close()
+            self._size = _CHUNK if len(chunk) >= _FIRST_CHUNK else _FIRST_CHUNK
             return chunk
         return b""
 
