@@ -6,27 +6,29 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import struct
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from skep.errors import InvalidRequest
 from skep.sandbox.egress.dial import Unreachable, dial
-from skep.sandbox.egress.http import Head, Malformed, refusal, split_authority
-from skep.sandbox.egress.placeholders import Finder, Mask, Placeholder, strays, swap
-from skep.sandbox.egress.policy import PROXY_PORT, normal_host
-from skep.sandbox.egress.tls import HANDSHAKE, Incomplete, server_name
-from skep.sandbox.egress.wire import SocketWire, StreamWire, Wire, peek, pump
+from skep.sandbox.egress.dns import answer
+from skep.sandbox.egress.exchange import HEAD_S, Exchange
+from skep.sandbox.egress.hello import HANDSHAKE, Incomplete, NotHello, server_name
+from skep.sandbox.egress.http import Head, Malformed, parse_head, refusal, split_authority
+from skep.sandbox.egress.placeholders import Mask
+from skep.sandbox.egress.policy import DEFAULT_PORTS, DNS_PORT, PROXY_PORT, plain_host
+from skep.sandbox.egress.wire import SocketWire, StreamWire, Wire, peek, pump, readable, relay
 
 if TYPE_CHECKING:
-    from skep.sandbox.egress.proxy import Outlet
+    from skep.sandbox.egress.outlet import Outlet
 
-#: How long a client may take to say what it wants: longer, and it is only holding a place.
-_FIRST_S = 15.0
 #: On ports that are neither the web's nor the proxy's a server may speak first.
 _SILENCE_S = 0.3
 _GOODBYE_S = 2.0
-_WEB_PORTS = frozenset({80, 443})
+_BUFFER_BYTES = 64 << 10
+_CONNECT_LIMIT = 16 << 10
+_LONGEST_METHOD = 64
 
 
 class Refused(Exception):
@@ -37,34 +39,41 @@ class Connection:
     """A connection from its acceptance to its end."""
 
     def __init__(self, outlet: Outlet, client: socket.socket) -> None:
-        self._outlet = outlet
+        self.outlet = outlet
         self._client = client
-        self._wires: list[Wire] = []
+        self._wire = SocketWire(client)
+        self._others: list[Wire] = []
         self._task: asyncio.Task[None] | None = None
-        self._masks = Mask()
         #: The client's socket belongs to a transport, which closes it when it has said its last.
         self._handed_over = False
         address, self._port = client.getsockname()[:2]
-        self._name = outlet.names.name(_plain(address))
         self._address = _plain(address)
+        self._name = outlet.names.name(self._address)
+        self._wanted: tuple[str, int] = (self._name or self._address, self._port)
         #: The host and port that it was allowed for.
         self.bound: tuple[str, int] | None = None
+        #: When it last carried anything, by the loop's clock.
+        self.active_at = asyncio.get_running_loop().time()
 
     async def serve(self) -> None:
         self._task = asyncio.current_task()
         try:
             self._client.setblocking(False)
             self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with asyncio.timeout(self._outlet.policy.traffic.connection_s):
+            async with asyncio.timeout(self.outlet.policy.traffic.connection_s):
                 await self._serve()
-        except (OSError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError):
+        except (OSError, TimeoutError, Malformed):
             pass  # either side went away, or time is up: closing says so
+        except asyncio.CancelledError:
+            for wire in self._others:
+                wire.abort()
+            raise
         finally:
-            self._outlet.connections.discard(self)
-            for wire in self._wires:
+            self.outlet.connections.discard(self)
+            for wire in self._others:
                 wire.close()
             if not self._handed_over:
-                self._client.close()
+                self._wire.close()
 
     def cut(self) -> None:
         """End the connection now."""
@@ -72,302 +81,302 @@ class Connection:
             self._task.cancel()
 
     async def _serve(self) -> None:
-        if self._port == PROXY_PORT and ip_address(self._address).is_loopback:
+        if self._port == DNS_PORT:
+            await self._answer_names()
+        elif self._port == PROXY_PORT and ip_address(self._address).is_loopback:
             await self._serve_as_proxy()
         else:
-            first = await self._first_bytes()
-            if first[:1] == bytes([HANDSHAKE]):
-                await self._serve_tls(self._name, self._port)
-            elif first or self._port not in _WEB_PORTS:
-                await self._serve_plain(first)
+            await self._serve_transparently()
 
-    async def _first_bytes(self) -> bytes:
-        patience = _FIRST_S if self._port in _WEB_PORTS else _SILENCE_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                return await peek(self._client, lambda data: True)
-        return b""
+    async def _answer_names(self) -> None:
+        """Answer questions as over UDP, each with its length before it."""
+        while len(size := await self._wire.exactly(2)) == 2:
+            query = await self._wire.exactly(struct.unpack("!H", size)[0])
+            reply = answer(query, self.outlet.names)
+            if reply is None:
+                return
+            self.count(len(reply))
+            await self._wire.write(struct.pack("!H", len(reply)) + reply)
 
     # Programs that know of a proxy ask it by name.
 
     async def _serve_as_proxy(self) -> None:
-        wire = self._wire(SocketWire(self._client))
-        try:
-            async with asyncio.timeout(_FIRST_S):
-                head = await wire.head()
-            if head is None:
-                return
-            if head.method != "CONNECT":
-                await self._exchange(wire, head, secure=False, name=None, port=None)
-                return
-            host, port = split_authority(head.target)
-            self._name, self._port = self._named(host), port or 443
-            self._rule(self._name, self._port)
-        except (Malformed, Refused) as problem:
-            await self._refuse(wire, problem)
+        async with asyncio.timeout(HEAD_S):
+            # Taken byte by byte as it were: what follows a CONNECT is not for us, and may be there already.
+            first = await peek(self._client, lambda data: not _may_connect(data) or b"\r\n\r\n" in data, _CONNECT_LIMIT)
+        if not first:
             return
-        await wire.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        first = await self._first_bytes()
-        if first[:1] == bytes([HANDSHAKE]):
-            await self._serve_tls(self._name, self._port)
-        else:
-            await self._serve_plain(first)
-
-    # HTTP without TLS, or another protocol on a port that a rule names.
-
-    async def _serve_plain(self, first: bytes) -> None:
-        wire = self._wire(SocketWire(self._client))
+        if not _may_connect(first):
+            await self._serve_http(self._wire, explicit=True)
+            return
         try:
-            if _looks_like_http(first):
-                async with asyncio.timeout(_FIRST_S):
-                    head = await wire.head()
-                if head is not None:
-                    await self._exchange(wire, head, secure=False, name=self._name, port=self._port)
-                return
-            if self._name is None or self._port in _WEB_PORTS:
-                raise Refused(f"only HTTP and TLS to a host by name go out on port {self._port}")
-            self._rule(self._name, self._port)
-            await self._join(wire, await self._reach(self._name, self._port))
+            head, mark, _ = first.partition(b"\r\n\r\n")
+            request = parse_head(head + mark) if mark else None
+            if request is None or request.values("content-length") or request.values("transfer-encoding"):
+                raise Malformed("this is not a CONNECT that can be passed on")
+            self._client.recv(len(head + mark))
+            host, port = split_authority(request.target)
+            self._name, self._port = self._named(host), port or 443
+            self.rule(self._name, self._port)
+        except (Malformed, Refused) as problem:
+            await self._refuse(self._wire, problem)
+            return
+        await self._wire.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await self._serve_transparently()
+
+    # Everybody else just connects.
+
+    async def _serve_transparently(self) -> None:
+        is_web = self._port in DEFAULT_PORTS
+        first = await self._first_bytes(HEAD_S if is_web else _SILENCE_S)
+        if not first and not is_web:
+            await self._serve_the_silent()
+        elif first[:1] == bytes([HANDSHAKE]):
+            await self._serve_tls()
+        elif first and (is_web or await self._speaks_http()):
+            await self._serve_http(self._wire)
+        elif first:
+            await self._serve_raw()
+
+    async def _first_bytes(self, patience_s: float) -> bytes:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                return await peek(self._client, lambda data: True)
+        return b""
+
+    async def _speaks_http(self) -> bool:
+        """Tell HTTP from other protocols by the first line: whoever speaks it may not escape the rules on it."""
+        async with asyncio.timeout(HEAD_S):
+            data = await peek(self._client, _tells)
+        return b"http/" in data.lstrip(b"\r\n").partition(b"\n")[0].lower() or not _tells(data)
+
+    async def _serve_the_silent(self) -> None:
+        """Connect for a client that waits; if the host stays silent too, find out what the client speaks after all."""
+        try:
+            host = self._named_here()
+            self.rule(host, self._port)
+            upstream = await self._dial(host, self._port)
+        except (Refused, Unreachable) as problem:
+            await self._refuse(self._wire, problem)
+            return
+        wire = self._keep(SocketWire(upstream))
+        if await readable(self._client, upstream) is upstream:
+            await self.join(self._wire, wire)
+            return
+        wire.close()
+        first = await self._first_bytes(HEAD_S)
+        if first[:1] == bytes([HANDSHAKE]):
+            await self._serve_tls()
+        elif first and await self._speaks_http():
+            await self._serve_http(self._wire)
+        elif first:
+            await self._serve_raw()
+
+    async def _serve_raw(self) -> None:
+        """Carry a protocol that is neither HTTP nor TLS, to a port that a rule names."""
+        try:
+            host = self._named_here()
+            self.rule(host, self._port)
+            upstream = await self.reach(host, self._port)
+        except (Refused, Unreachable) as problem:
+            await self._refuse(self._wire, problem)
+            return
+        await self.join(self._wire, upstream)
+
+    async def _serve_http(self, wire: Wire, *, secure: bool = False, explicit: bool = False) -> None:
+        exchange = Exchange(self, wire, secure=secure, explicit=explicit)
+        try:
+            await exchange.run()
         except (Malformed, Refused, Unreachable) as problem:
-            await self._refuse(wire, problem)
+            if exchange.answering:
+                self._note_refusal(problem)
+            else:
+                await self._refuse(wire, problem)
 
     # TLS: passed on unread, unless a secret has to be put in or a refusal has to be told.
 
-    async def _serve_tls(self, name: str | None, port: int) -> None:
+    async def _serve_tls(self) -> None:
         try:
-            async with asyncio.timeout(_FIRST_S):
+            async with asyncio.timeout(HEAD_S):
                 sni = await self._server_name()
-            host = self._named(sni)
-            if name is not None and host != name:
-                raise Refused(f"TLS for {host} was sent to {name}")
-            if name is None:
-                raise Refused(f"{self._address} is an address: only hosts by name are allowed")
-            self._rule(host, port)
-        except Refused as problem:
-            await self._refuse_tls(problem, name)
-            return
-        except (Malformed, ValueError):
-            return
-        if any(placeholder.host == host for placeholder in self._outlet.placeholders):
-            await self._open_up(host, port)
+        except NotHello as problem:
+            self._note_refusal(Refused(f"the first message of TLS is malformed: {problem}"))
             return
         try:
-            upstream = await self._reach(host, port)
-        except Unreachable as problem:
-            await self._refuse_tls(problem, host)
+            host = self._named_by(sni)
+            self.rule(host, self._port)
+            if any(placeholder.belongs_to(host, self._port) for placeholder in self.outlet.placeholders):
+                await self._serve_http(await self._accept_tls(host), secure=True)
+                return
+            upstream = await self.reach(host, self._port)
+        except (Refused, Unreachable) as problem:
+            await self._refuse_tls(problem, sni)
             return
-        await self._join(self._wire(SocketWire(self._client)), upstream)
+        await self.join(self._wire, upstream)
 
-    async def _server_name(self) -> str:
+    async def _server_name(self) -> str | None:
         def whole(data: bytes) -> bool:
             try:
                 server_name(data)
             except Incomplete:
                 return False
-            except (ValueError, IndexError, OverflowError):
+            except NotHello:
                 return True
             return True
 
-        data = await peek(self._client, whole)
         try:
-            name = server_name(data)
-        except (Incomplete, IndexError) as error:
-            raise ValueError("the hello is malformed") from error
-        if name is None:
-            raise Refused("TLS without a server name")
-        return name
+            return server_name(await peek(self._client, whole))
+        except Incomplete as error:
+            raise NotHello("it was cut off") from error
 
-    async def _open_up(self, host: str, port: int) -> None:
-        """End TLS here and speak it anew to the host, so that a secret can take its placeholder's place."""
-        wire = await self._accept_tls(host)
-        try:
-            async with asyncio.timeout(_FIRST_S):
-                head = await wire.head()
-            if head is not None:
-                await self._exchange(wire, head, secure=True, name=host, port=port)
-        except (Malformed, Refused, Unreachable) as problem:
-            await self._refuse(wire, problem)
+    def _named_by(self, sni: str | None) -> str:
+        """Return the host that TLS is for: the name in it has to be the one that was looked up."""
+        name = self._named_here()
+        if sni is None:
+            raise Refused(f"TLS to {name} without a server name in it")
+        host = self._named(sni)
+        if host != name:
+            raise Refused(f"TLS for {host} was sent to {name}")
+        return host
 
-    async def _refuse_tls(self, problem: Exception, name: str | None) -> None:
+    async def _refuse_tls(self, problem: Exception, sni: str | None) -> None:
         """Tell the reason where a client can read it: in an answer of HTTP, in the name of whom it asked for."""
         self._note_refusal(problem)
-        with contextlib.suppress(OSError, ssl.SSLError, TimeoutError, Malformed, Refused, ValueError):
-            async with asyncio.timeout(_FIRST_S):
-                sni = normal_host(await self._server_name())
-                wire = await self._accept_tls(sni)
+        if sni is None:
+            return
+        with contextlib.suppress(InvalidRequest, Malformed, OSError):
+            async with asyncio.timeout(HEAD_S):
+                wire = await self._accept_tls(plain_host(sni))
                 await wire.head()
-                await wire.write(self._message(problem))
+                await wire.bid_farewell(self._message(problem))
 
     async def _accept_tls(self, host: str) -> Wire:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=256 << 10)
+        reader = asyncio.StreamReader(limit=_BUFFER_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
-        context = self._outlet.authority.context(host)
+        context = self.outlet.authority.context(host)
         self._handed_over = True
         transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, self._client, ssl=context, ssl_handshake_timeout=_FIRST_S, ssl_shutdown_timeout=_GOODBYE_S
+            lambda: protocol, self._client, ssl=context, ssl_handshake_timeout=HEAD_S, ssl_shutdown_timeout=_GOODBYE_S
         )
-        return self._wire(StreamWire(reader, asyncio.StreamWriter(transport, protocol, reader, loop)))
-
-    # Requests that can be read.
-
-    async def _exchange(self, wire: Wire, head: Head, *, secure: bool, name: str | None, port: int | None) -> None:
-        """Carry requests to one host, each ruled on, until either side ends.
-
-        `name` and `port` are where the client connected to, if that is known; a request for anybody else is refused.
-        """
-        upstream: Wire | None = None
-        answers: asyncio.Task[None] | None = None
-        first: Head | None = head
-        try:
-            while (request := first or await wire.head()) is not None:
-                first = None
-                host, at = self._destination(request, name, port, secure=secure)
-                self._rule(host, at)
-                name, port = host, at
-                if upstream is None:
-                    upstream = await self._reach(host, at, tls=secure)
-                    answers = asyncio.ensure_future(self._answers(upstream, wire))
-                await upstream.write((await self._sealed(request, host, secure=secure)).encode())
-                if request.upgrades:
-                    await self._carry_on(wire, upstream, answers)
-                    return
-                await self._carry_body(wire, upstream, request, host)
-            if answers is not None:
-                await answers
-        finally:
-            if answers is not None:
-                answers.cancel()
-
-    def _destination(self, head: Head, name: str | None, port: int | None, *, secure: bool) -> tuple[str, int]:
-        text, own_port = head.authority()
-        host = self._named(text)
-        at = own_port or (443 if secure else 80)
-        if name is None and port is not None:
-            raise Refused(f"{self._address} is an address: only hosts by name are allowed")
-        if name is not None and host != name:
-            raise Refused(f"a request for {host} was sent to {name}")
-        if port is not None and at != port:
-            raise Refused(f"a request for port {at} was sent to port {port}")
-        return host, at
-
-    async def _sealed(self, head: Head, host: str, *, secure: bool) -> Head:
-        """Put secrets where their placeholders stand, if this is the place for them; tell of those that stray."""
-        for placeholder, place in strays(head, self._outlet.placeholders, host=host, secure=secure):
-            self._outlet.note("stray_secret", name=placeholder.name, place=place, host=host)
-        if not secure:
-            return head
-        for placeholder in self._outlet.placeholders:
-            if placeholder.host == host and _holds(head, placeholder):
-                value = await self._outlet.fetch(placeholder.name)
-                if value is None:
-                    raise Refused(f"the secret {placeholder.name} is not to be had now")
-                self._masks.texts.add(value.encode())
-                head = swap(head, placeholder, value)
-                self._outlet.note("secret_used", name=placeholder.name, host=host)
-        return head
-
-    async def _carry_body(self, wire: Wire, upstream: Wire, head: Head, host: str) -> None:
-        finder = Finder(placeholder.text.encode() for placeholder in self._outlet.placeholders)
-
-        async def send(piece: bytes) -> None:
-            for text in finder.found(piece):
-                self._outlet.note("stray_secret", name=self._placeholder_name(text), place="the body", host=host)
-            await upstream.write(self._counted(piece))
-
-        left = head.length
-        if left is None:
-            await _carry_chunks(wire, send)
-            return
-        while left:
-            piece = await wire.take(left)
-            if not piece:
-                raise Malformed("the body was cut off")
-            left -= len(piece)
-            await send(piece)
-
-    async def _answers(self, upstream: Wire, wire: Wire) -> None:
-        """Carry what the host says, without any secret that it may repeat."""
-        await pump(upstream, wire, lambda piece: self._masks(self._counted(piece)))
-        if rest := self._masks.rest():
-            await wire.write(rest)
-        wire.close()
-
-    async def _carry_on(self, wire: Wire, upstream: Wire, answers: asyncio.Task[None] | None) -> None:
-        """After a request to change protocols (WebSocket) both sides are carried as they are."""
-        asking = asyncio.ensure_future(pump(wire, upstream, self._counted))
-        try:
-            await asyncio.wait({asking, *([answers] if answers else [])}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asking.cancel()
+        return self._keep(StreamWire(reader, asyncio.StreamWriter(transport, protocol, reader, loop)))
 
     # What every way shares.
 
-    def _named(self, text: str) -> str:
-        try:
-            return normal_host(text)
-        except InvalidRequest as error:
-            raise Refused(f"{error.message}: only hosts by name are allowed") from error
+    def destination(self, head: Head, *, secure: bool, explicit: bool) -> tuple[str, int]:
+        """Return whom a request is for, which has to be whom its client connected to unless it asks a proxy."""
+        text, port = head.authority()
+        if explicit:
+            return self._named(text), port or (443 if secure else 80)
+        name = self._named_here()
+        host = self._named(text)
+        if host != name:
+            raise Refused(f"a request for {host} was sent to {name}")
+        if port is not None and port != self._port:
+            raise Refused(f"a request for port {port} was sent to port {self._port}")
+        return host, self._port
 
-    def _rule(self, host: str, port: int) -> None:
-        if not self._outlet.policy.allows(host, port):
+    def rule(self, host: str, port: int) -> None:
+        self._wanted = (host, port)
+        if not self.outlet.policy.allows(host, port):
             raise Refused(f"{host}:{port} is not on the allow-list of this sandbox")
         self.bound = (host, port)
 
-    async def _reach(self, host: str, port: int, *, tls: bool = False) -> Wire:
-        sock = await dial(self._outlet.policy, host, port)
+    async def reach(self, host: str, port: int, *, tls: bool = False) -> Wire:
+        """Connect to a host that was ruled on."""
+        sock = await self._dial(host, port)
         if not tls:
-            return self._wire(SocketWire(sock))
+            return self._keep(SocketWire(sock))
+        if self.outlet.upstream_tls is None:
+            sock.close()
+            raise Unreachable("there are no certificates to check hosts against")
         try:
             reader, writer = await asyncio.open_connection(
-                sock=sock, ssl=self._outlet.upstream_tls, server_hostname=host, limit=256 << 10
+                sock=sock,
+                ssl=self.outlet.upstream_tls,
+                server_hostname=host,
+                limit=_BUFFER_BYTES,
+                ssl_handshake_timeout=HEAD_S,
+                ssl_shutdown_timeout=_GOODBYE_S,
             )
         except ssl.SSLError as error:
             raise Unreachable(f"{host} has no certificate that can be trusted ({error.reason})") from error
-        return self._wire(StreamWire(reader, writer))
+        except OSError as error:
+            raise Unreachable(f"{host}:{port} does not speak TLS ({error.strerror or 'it took too long'})") from error
+        return self._keep(StreamWire(reader, writer))
 
-    async def _join(self, wire: Wire, upstream: Wire) -> None:
-        """Carry both directions as they are; the first that ends is told to the other side."""
+    async def join(self, wire: Wire, upstream: Wire, *, mask: Mask | None = None) -> None:
+        """Carry both directions as they are, each to its end."""
         tasks = [
-            asyncio.ensure_future(_carry_to_end(wire, upstream, self._counted)),
-            asyncio.ensure_future(_carry_to_end(upstream, wire, self._counted)),
+            asyncio.ensure_future(self._carry(wire, upstream, None)),
+            asyncio.ensure_future(self._carry(upstream, wire, mask)),
         ]
+        half = isinstance(wire, SocketWire) and isinstance(upstream, SocketWire)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(
+                tasks, return_when=asyncio.FIRST_EXCEPTION if half else asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 task.result()
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _counted(self, piece: bytes) -> bytes:
-        self._outlet.bytes_used += len(piece)
-        if self._outlet.bytes_used > self._outlet.policy.traffic.bytes_total:
-            self._outlet.note("limited", limit="bytes")
-            raise OSError("the sandbox has used up its traffic")
+    async def _carry(self, source: Wire, target: Wire, mask: Mask | None) -> None:
+        if mask:
+            await pump(source, target, lambda piece: mask(self.counted(piece)))
+            await target.write(mask.rest())
+        else:
+            await relay(source, target, self.count)
+        target.end()
+
+    def count(self, size: int) -> None:
+        self.active_at = asyncio.get_running_loop().time()
+        self.outlet.count(size)
+
+    def counted(self, piece: bytes) -> bytes:
+        self.count(len(piece))
         return piece
 
-    def _wire(self, wire: Wire) -> Wire:
-        self._wires.append(wire)
-        return wire
+    def note_stray_body(self, text: bytes) -> None:
+        name = next(entry.name for entry in self.outlet.placeholders if entry.text.encode() == text)
+        self.outlet.note("stray_secret", name=name, place="the body", host=self._wanted[0])
 
-    def _placeholder_name(self, text: bytes) -> str:
-        return next(entry.name for entry in self._outlet.placeholders if entry.text.encode() == text)
+    async def _dial(self, host: str, port: int) -> socket.socket:
+        async with self.outlet.dialling:
+            return await dial(self.outlet.policy, host, port)
+
+    def _named(self, text: str) -> str:
+        try:
+            return plain_host(text)
+        except InvalidRequest as error:
+            raise Refused(f"{error.message}: only hosts by name are allowed") from error
+
+    def _named_here(self) -> str:
+        """Return the name that the client looked up to come here."""
+        if self._name is None:
+            raise Refused(f"{self._address} is an address: only hosts by name are allowed")
+        return self._name
+
+    def _keep(self, wire: Wire) -> Wire:
+        self._others.append(wire)
+        return wire
 
     async def _refuse(self, wire: Wire, problem: Exception) -> None:
         self._note_refusal(problem)
-        await wire.write(self._message(problem))
+        await wire.bid_farewell(self._message(problem))
 
     def _note_refusal(self, problem: Exception) -> None:
-        host, port = self._name or self._address, self._port
-        self._outlet.note("refused", host=host, port=port, reason=str(problem))
+        host, port = self._wanted
+        self.outlet.note("refused", host=host, port=port, reason=str(problem))
 
     def _message(self, problem: Exception) -> bytes:
         status = "502" if isinstance(problem, Unreachable) else "400" if isinstance(problem, Malformed) else "403"
         return refusal(
             status,
             f"Skep blocked this request: {problem}.\n"
-            f"Allowed are: {self._outlet.policy.summary()}.\n"
+            f"Allowed are: {self.outlet.policy.summary()}.\n"
             "Use an allowed host, or ask the person you work for to allow this one.",
         )
 
@@ -378,38 +387,13 @@ def _plain(address: str) -> str:
     return str(mapped or parsed)
 
 
-def _looks_like_http(first: bytes) -> bool:
-    return first[:1].isalpha() and first[:1].isupper() and not first.startswith((b"SSH-", b"PRI "))
+def _may_connect(data: bytes) -> bool:
+    return data[:8] == b"CONNECT "[: len(data)]
 
 
-def _holds(head: Head, placeholder: Placeholder) -> bool:
-    return any(placeholder.text in text for text in head.values(placeholder.header))
-
-
-async def _carry_chunks(wire: Wire, send: Callable[[bytes], Awaitable[None]]) -> None:
-    """Carry a body that comes in chunks, checking where it ends: the next request starts there."""
-    while True:
-        line = await wire.line()
-        digits = line[:-2].split(b";")[0]
-        if not digits or len(digits) > 8 or digits.strip(b"0123456789abcdefABCDEF"):
-            raise Malformed("a chunk has no length")
-        await send(line)
-        left = int(digits, 16) + 2
-        if left == 2:
-            break
-        while left:
-            piece = await wire.take(left)
-            if not piece:
-                raise Malformed("the body was cut off")
-            left -= len(piece)
-            await send(piece)
-    while (line := await wire.line()) not in (b"\r\n", b""):
-        await send(line)
-    await send(b"\r\n")
-
-
-async def _carry_to_end(source: Wire, target: Wire, seen: Callable[[bytes], bytes]) -> None:
-    await pump(source, target, seen)
-    if isinstance(target, SocketWire):
-        with contextlib.suppress(OSError):
-            target.sock.shutdown(socket.SHUT_WR)
+def _tells(data: bytes) -> bool:
+    """Say whether it is clear if the first bytes are HTTP: by a whole line, or by a first word that is no method."""
+    text = data.lstrip(b"\r\n")
+    word = text.partition(b" ")[0]
+    is_word = all(0x20 < byte < 0x7F for byte in word) and len(word) <= _LONGEST_METHOD
+    return b"\n" in text or not is_word

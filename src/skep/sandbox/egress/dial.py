@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from skep.sandbox.egress.addresses import is_public
-from skep.sandbox.egress.policy import Policy
+from skep.sandbox.egress.addresses import is_ours, is_public
+from skep.sandbox.egress.policy import Policy, parse_upstream
 
+_LOOK_UP_S = 10.0
 _CONNECT_S = 10.0
-_TRIES = 4
+_TRIES = 3
 
 
 class Unreachable(Exception):
@@ -19,29 +20,36 @@ class Unreachable(Exception):
 async def dial(policy: Policy, host: str, port: int) -> socket.socket:
     """Return a connected socket that does not block."""
     failure: Exception | None = None
-    for address, actual_port in (await _addresses(policy, host, port))[:_TRIES]:
+    for address, actual_port in (await addresses(policy, host, port))[:_TRIES]:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 return await _connect(address, actual_port)
         except OSError as error:  # TimeoutError is one
             failure = error
-    raise Unreachable(f"{host}:{port} does not answer ({failure or 'no address'})")
+    raise Unreachable(f"{host}:{port} does not answer ({_reason(failure)})")
 
 
-async def _addresses(policy: Policy, host: str, port: int) -> list[tuple[str, int]]:
+async def addresses(policy: Policy, host: str, port: int) -> list[tuple[str, int]]:
+    """Return where a host can be dialled. Names are not looked up again after this."""
     if (pinned := policy.upstreams.get(host)) is not None:
-        address, _, own_port = pinned.partition(":") if pinned.count(":") == 1 else (pinned, "", "")
-        return [(address, int(own_port or port))]
+        address, own_port = parse_upstream(pinned)
+        return [(address, own_port or port)]
+    found = await _look_up(host, port)
+    public = [address for address in found if is_public(address) and not is_ours(address)]
+    if not public:
+        raise Unreachable(f"{host} leads to {found[0]}, which is not a public address of another machine")
+    return [(address, port) for address in public]
+
+
+async def _look_up(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(_LOOK_UP_S):
+            # The dot keeps the resolver from trying the name below this machine's own domains.
+            found = await loop.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise Unreachable(f"{host} is not known ({error.strerror})") from error
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    public = [address for address in addresses if is_public(address)]
-    if not public:
-        raise Unreachable(f"{host} leads to {addresses[0]}, which is not a public address")
-    return [(address, port) for address in public]
+        raise Unreachable(f"{host} is not known ({_reason(error)})") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 async def _connect(address: str, port: int) -> socket.socket:
@@ -54,3 +62,9 @@ async def _connect(address: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _reason(error: Exception | None) -> str:
+    if isinstance(error, TimeoutError) and not error.args:
+        return "it took too long"
+    return (error.strerror if isinstance(error, OSError) else None) or "no address"

@@ -10,10 +10,11 @@ import struct
 from ipaddress import IPv4Address
 
 from skep.errors import InvalidRequest
-from skep.sandbox.egress.policy import normal_host
+from skep.sandbox.egress.policy import plain_host
 
-_FIRST = int(IPv4Address("198.18.0.1"))
-_LIMIT = 16_384
+_FIRST = int(IPv4Address("198.18.0.0"))
+_SHARE = 16_384
+_SHARES = 8
 _TTL_S = 1
 _HEADER = struct.Struct("!HHHHHH")
 _A, _IN = 1, 1
@@ -21,18 +22,23 @@ _NAME_ERROR, _REFUSED, _FORMAT_ERROR = 3, 5, 1
 
 
 class Names:
-    """The names one sandbox has asked for, each with the address that stands for it."""
+    """The names one sandbox has asked for, each with the address that stands for it.
 
-    def __init__(self) -> None:
+    Each proxy in a row (`turn`) takes addresses of its own: one that a program still has from the proxy before
+    stands for nothing, rather than for another host.
+    """
+
+    def __init__(self, turn: int = 0) -> None:
+        self._first = _FIRST + turn % _SHARES * _SHARE + 1
         self._addresses: dict[str, str] = {}
         self._names: dict[str, str] = {}
 
     def address(self, name: str) -> str | None:
         """Return the address that stands for a name; None once the sandbox has asked for too many."""
         if name not in self._addresses:
-            if len(self._addresses) >= _LIMIT:
+            if len(self._addresses) >= _SHARE - 1:
                 return None
-            address = str(IPv4Address(_FIRST + len(self._addresses)))
+            address = str(IPv4Address(self._first + len(self._addresses)))
             self._addresses[name], self._names[address] = address, name
         return self._addresses[name]
 
@@ -53,7 +59,7 @@ def answer(query: bytes, names: Names) -> bytes | None:
     name, kind, end = parsed
     question = query[_HEADER.size : end]
     try:
-        host = normal_host(name)
+        host = plain_host(name)
     except InvalidRequest:
         return _HEADER.pack(number, 0x8180 | _NAME_ERROR, 1, 0, 0, 0) + question
     if kind != _A:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
+from typing import Any
 
 from skep.errors import InvalidRequest
 
@@ -16,6 +18,9 @@ NAMED_SETS: dict[str, tuple[str, ...]] = {
     "github": ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com"),
 }
 DEFAULT_PORTS = frozenset({80, 443})
+DNS_PORT = 53
+#: Where a program that knows of proxies finds this one, on the sandbox's loopback.
+PROXY_PORT = 3128
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 
 
@@ -38,12 +43,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How much one sandbox may send and receive."""
+    """How much one sandbox may send and receive.
+
+    A connection that carries nothing either way for `idle_s` is closed; long calls to a model stay well below it.
+    """
 
     connections: int = 256
     bytes_total: int = 20 << 30
     connection_s: float = 3600.0
-    idle_s: float = 120.0
+    idle_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,15 @@ class Policy:
 
 
 def parse_policy(
-    allow: Iterable[str], *, upstreams: dict[str, str] | None = None, traffic: Traffic | None = None
+    allow: Iterable[str], *, upstreams: Mapping[str, str] | None = None, traffic: Traffic | None = None
 ) -> Policy:
     """Read an allow-list: names of sets, hosts, `*.suffix`, each with `:port` or `:port,port` behind it if need be."""
     rules: list[Rule] = []
     for entry in allow:
         rules += [parse_rule(host) for host in NAMED_SETS.get(entry, (entry,))]
     pinned = {normal_host(host): address for host, address in (upstreams or {}).items()}
+    for address in pinned.values():
+        parse_upstream(address)
     return Policy(tuple(dict.fromkeys(rules)), pinned, traffic or Traffic())
 
 
@@ -96,32 +106,60 @@ def parse_rule(entry: str) -> Rule:
     return Rule(host, below, _parse_ports(entry, ports.split(",")) if colon else DEFAULT_PORTS)
 
 
+def parse_upstream(text: str) -> tuple[str, int | None]:
+    """Read where a host is pinned to: an address, with a port behind it if it is another than the one asked for."""
+    found = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<four>[^:]+))(?::(?P<port>[0-9]{1,5}))?", text)
+    address, port = (found["six"] or found["four"], int(found["port"] or 0)) if found else (text, 0)
+    try:
+        ip_address(address)
+    except ValueError:
+        port = 65536
+    if port > 65535:
+        raise InvalidRequest(f"{text!r} is not an address", hint="pin hosts to 10.1.2.3, 10.1.2.3:8080 or [fd00::1]:80")
+    return address, port or None
+
+
 def normal_host(name: str) -> str:
-    """Return a host name in the one form in which names are compared, or refuse what is not one.
+    """Return a name that a person wrote in the one form in which names are compared; other scripts are allowed."""
+    try:
+        ascii_name = name.strip().encode("idna").decode()
+    except UnicodeError:
+        ascii_name = ""
+    return plain_host(ascii_name, shown=name)
+
+
+def plain_host(name: str, *, shown: str | None = None) -> str:
+    """Return a host name from the wire in the one form in which names are compared, or refuse what is not one.
 
     Addresses are not names, in whatever spelling: a last label that is a number makes an address of it.
     """
-    try:
-        host = name.strip().rstrip(".").encode("idna").decode().lower()
-    except UnicodeError:
-        host = ""
+    host = name.removesuffix(".").lower() if name.isascii() else ""
     labels = host.split(".")
+    shown = (name if shown is None else shown)[:100]
     if not host or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise InvalidRequest(f"{name[:100]!r} is not a host name", hint="use a name such as pypi.org or *.example.org")
+        raise InvalidRequest(f"{shown!r} is not a host name", hint="use a name such as pypi.org or *.example.org")
     if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):
-        raise InvalidRequest(f"{name[:100]!r} is an address, not a host name", hint="allow hosts by name")
+        raise InvalidRequest(f"{shown!r} is an address, not a host name", hint="allow hosts by name")
     return host
 
 
+def write_policy(policy: Policy) -> dict[str, Any]:
+    """Write a policy for the proxy."""
+    return {
+        "allow": [str(rule) for rule in policy.rules],
+        "upstreams": policy.upstreams,
+        "traffic": asdict(policy.traffic),
+    }
+
+
+def read_policy(text: dict[str, Any]) -> Policy:
+    """Read a policy as `write_policy` wrote it."""
+    return parse_policy(text["allow"], upstreams=text["upstreams"], traffic=Traffic(**text["traffic"]))
+
+
 def _parse_ports(entry: str, numbers: Sequence[str]) -> frozenset[int]:
-    try:
-        ports = frozenset(int(number) for number in numbers)
-    except ValueError:
-        ports = frozenset()
-    if not ports or not all(0 < port < 65536 for port in ports) or ports & {53, PROXY_PORT}:
+    written = all(re.fullmatch(r"[0-9]{1,5}", number) for number in numbers)
+    ports = frozenset(map(int, numbers)) if written else frozenset()
+    if not ports or not all(0 < port < 65536 for port in ports) or ports & {DNS_PORT, PROXY_PORT}:
         raise InvalidRequest(f"{entry!r} names no usable port", hint="write ports as host:443 or host:80,8080")
     return ports
-
-
-#: Where a program that knows of proxies finds this one, on the sandbox's loopback.
-PROXY_PORT = 3128

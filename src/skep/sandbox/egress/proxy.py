@@ -8,127 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import hashlib
 import itertools
 import json
 import os
+import resource
 import socket
 import ssl
-import struct
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from skep.errors import InvalidRequest
-from skep.sandbox.egress.connection import Connection
-from skep.sandbox.egress.dns import Names, answer
-from skep.sandbox.egress.placeholders import Placeholder
-from skep.sandbox.egress.policy import Policy, Traffic, parse_policy
-from skep.sandbox.egress.tls import Authority
+from skep.sandbox.egress.dns import Names
+from skep.sandbox.egress.outlet import Outlet
+from skep.sandbox.egress.placeholders import Placeholder, unusable
+from skep.sandbox.egress.policy import read_policy
+from skep.sandbox.egress.tls import Authority, new_authority
 
 CONTROL_FD = 3
 MESSAGE_LIMIT = 160 << 10
+DESCRIPTORS_LIMIT = 64
 _ROOTLESS_UID = 0x6FFFFFFF
 _SECRET_S = 10.0
-
-
-@dataclass(slots=True)
-class Outlet:
-    """One sandbox's way out."""
-
-    id: str
-    policy: Policy
-    authority: Authority
-    placeholders: tuple[Placeholder, ...]
-    tell: Callable[[dict[str, Any]], None]
-    fetch: Callable[[str], Any]
-    upstream_tls: ssl.SSLContext
-    names: Names = field(default_factory=Names)
-    connections: set[Connection] = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    bytes_used: int = 0
-
-    def change(self, policy: Policy) -> None:
-        """Apply another policy at once: connections that it does not allow are cut."""
-        self.policy = policy
-        for connection in list(self.connections):
-            if connection.bound is not None and not policy.allows(*connection.bound):
-                connection.cut()
-
-    def note(self, kind: str, **details: object) -> None:
-        self.tell({"event": kind, "sandbox": self.id, **details})
-
-    def listen(self, listener: socket.socket) -> None:
-        work = self._answer_names if listener.type == socket.SOCK_DGRAM else self._accept
-        self._keep(asyncio.ensure_future(work(listener)))
-
-    def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        for connection in list(self.connections):
-            connection.cut()
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    client, _ = await loop.sock_accept(listener)
-                except OSError:  # out of descriptors, or the client has gone already
-                    await asyncio.sleep(0.05)
-                    continue
-                if len(self.connections) >= self.policy.traffic.connections:
-                    self.note("limited", limit="connections")
-                    client.close()
-                    continue
-                connection = Connection(self, client)
-                self.connections.add(connection)
-                self._keep(asyncio.ensure_future(connection.serve()))
-
-    async def _answer_names(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(listener, ready.set)
-        try:
-            while True:
-                await ready.wait()
-                ready.clear()
-                for _ in range(32):
-                    if not _answer_one(listener, self.names):
-                        break
-                else:
-                    ready.set()
-                await asyncio.sleep(0)
-        finally:
-            loop.remove_reader(listener)
-            listener.close()
-
-
-def _answer_one(listener: socket.socket, names: Names) -> bool:
-    """Answer one question, from the very address it was sent to; False when there is none."""
-    try:
-        query, ancillary, _, client = listener.recvmsg(1500, 256)
-    except OSError:
-        return False
-    reply = answer(query, names)
-    if reply is not None:
-        with contextlib.suppress(OSError):
-            listener.sendmsg([reply], _reply_address(ancillary), 0, client)
-    return True
-
-
-def _reply_address(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
-            return [(level, kind, data[:16] + struct.pack("i", 0))]
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, 8):  # IP_PKTINFO
-            return [(level, kind, struct.pack("i", 0) + data[8:12] + bytes(4))]
-    return []
+_LOOK_S = 1.0
+_RESOLVERS = 64
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 class Proxy:
@@ -142,15 +47,24 @@ class Proxy:
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
+        """Serve until the controller is gone."""
         loop = asyncio.get_running_loop()
+        # One sandbox's slow names must not keep another's waiting.
+        loop.set_default_executor(ThreadPoolExecutor(_RESOLVERS))
         self._control.setblocking(False)
         loop.add_reader(self._control, self._hear)
-        await self._ended.wait()
+        self._tell({"event": "ready"})
+        parent = os.getppid()
+        # A child that the controller forked may hold the other end of the socket too.
+        while not self._ended.is_set() and os.getppid() == parent:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._ended.wait()
 
     def _hear(self) -> None:
         for _ in range(16):
             try:
-                data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, 64)
+                data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS_LIMIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -177,17 +91,19 @@ class Proxy:
                     waiting.set_result(message["value"])
 
     def _open(self, message: dict[str, Any], fds: list[int]) -> None:
-        upstream_tls = ssl.create_default_context(cafile=message["trust"])
-        upstream_tls.set_alpn_protocols(["http/1.1"])
         sandbox_id = message["sandbox"]
+        trust = fds.pop(0) if message["trust"] else None
         self._outlets[sandbox_id] = Outlet(
             id=sandbox_id,
             policy=read_policy(message["policy"]),
             authority=Authority(message["key"].encode(), message["certificate"].encode()),
-            placeholders=tuple(Placeholder(**entry) for entry in message["placeholders"]),
+            placeholders=tuple(
+                Placeholder(**{**entry, "ports": tuple(entry["ports"])}) for entry in message["secrets"]
+            ),
             tell=self._tell,
             fetch=lambda name: self._fetch(sandbox_id, name),
-            upstream_tls=upstream_tls,
+            upstream_tls=None if trust is None else _trusting(trust),
+            names=Names(message["turn"]),
         )
         self._listen(sandbox_id, fds)
 
@@ -208,11 +124,12 @@ class Proxy:
         self._tell({"event": "fetch", "sandbox": sandbox_id, "number": number, "name": name})
         try:
             async with asyncio.timeout(_SECRET_S):
-                return await answered
+                value = await answered
         except TimeoutError:
             return None
         finally:
             self._secrets.pop(number, None)
+        return value if unusable(value) is None else None
 
     def _tell(self, message: dict[str, Any]) -> None:
         # A controller that does not listen loses news of refusals, not safety.
@@ -220,28 +137,62 @@ class Proxy:
             self._control.send(json.dumps(message).encode())
 
 
-def read_policy(text: dict[str, Any]) -> Policy:
-    """Read a policy as `write_policy` wrote it."""
-    return parse_policy(text["allow"], upstreams=text["upstreams"], traffic=Traffic(**text["traffic"]))
+def _trusting(fd: int) -> ssl.SSLContext | None:
+    """Return what is needed to check hosts against the certificates in an open file; None if there are none."""
+    with open(fd, "rb") as file:
+        data = file.read()
+    try:
+        return _context(hashlib.sha256(data).digest(), data.decode(errors="replace"))
+    except (ssl.SSLError, ValueError):
+        return None
 
 
-def main() -> None:
-    """Serve until the controller goes."""
-    import encodings.idna  # noqa: F401  loaded now: once root's rights are gone, so may be the way to the file
+_contexts: dict[bytes, ssl.SSLContext] = {}
 
-    control = socket.socket(fileno=CONTROL_FD)
+
+def _context(key: bytes, certificates: str) -> ssl.SSLContext:
+    # Reading a system's certificates takes longer than opening an outlet; most share them.
+    if key not in _contexts:
+        context = ssl.create_default_context(cadata=certificates)
+        context.set_alpn_protocols(["http/1.1"])
+        _contexts[key] = context
+    return _contexts[key]
+
+
+def _prepare() -> None:
+    """Load what is loaded late now: once root's rights are gone, so may be the way to the files."""
+    import concurrent.futures.thread  # noqa: F401
+    import encodings.idna  # noqa: F401
+
+    Authority(*new_authority()).context("localhost")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _drop_rights() -> None:
+    """Give up what is not needed to serve. Memory with secrets in it is never written to disk."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_ROOTLESS_UID, _ROOTLESS_UID, _ROOTLESS_UID)
         os.setresuid(_ROOTLESS_UID, _ROOTLESS_UID, _ROOTLESS_UID)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def main() -> None:
+    """Serve until the controller goes."""
+    control = socket.socket(fileno=CONTROL_FD)
+    _prepare()
+    _drop_rights()
 
     async def serve() -> None:
         await Proxy(control).run()
+        sys.stderr.flush()
+        os._exit(0)  # nothing is worth waiting for: neither connections nor names that are being looked up
 
-    try:
-        asyncio.run(serve())
-    except InvalidRequest as error:
-        sys.exit(f"skep egress proxy: {error}")
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""TLS as far as the proxy looks into it: whom a client wants to speak to, and certificates in that one's name."""
+"""Speak TLS in a host's name, to a sandbox that trusts an authority of its own for it."""
 
 from __future__ import annotations
 
 import os
 import ssl
-import struct
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -13,55 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-HANDSHAKE = 0x16
-_HELLO_LIMIT = 16 << 10
-
-
-class Incomplete(Exception):
-    """More bytes are needed to tell."""
-
-
-def server_name(data: bytes) -> str | None:
-    """Return the name in a client's first message, None if it names nobody; raise ValueError for what is not one."""
-    message = _first_message(data)
-    at = 2 + 32
-    at += 1 + message[at]
-    at += 2 + struct.unpack_from("!H", message, at)[0]
-    at += 1 + message[at]
-    if at >= len(message):
-        return None
-    end = at + 2 + struct.unpack_from("!H", message, at)[0]
-    at += 2
-    while at + 4 <= min(end, len(message)):
-        kind, size = struct.unpack_from("!HH", message, at)
-        if kind == 0:
-            length = struct.unpack_from("!H", message, at + 7)[0]
-            return message[at + 9 : at + 9 + length].decode("ascii")
-        at += 4 + size
-    return None
-
-
-def _first_message(data: bytes) -> bytes:
-    """Put the client's hello together from the records it is spread over."""
-    message, at = b"", 0
-    while True:
-        if len(data) < at + 5:
-            raise Incomplete
-        kind, major, _, size = struct.unpack_from("!BBBH", data, at)
-        if kind != HANDSHAKE or major != 3 or not 0 < size <= 1 << 14:
-            raise ValueError("this is not TLS")
-        message += data[at + 5 : at + 5 + size]
-        if len(message) >= 4:
-            if message[0] != 1:
-                raise ValueError("this is not a hello")
-            length = int.from_bytes(message[1:4], "big")
-            if length > _HELLO_LIMIT:
-                raise ValueError("the hello is too long")
-            if len(message) >= 4 + length:
-                return message[4 : 4 + length]
-        if len(data) < at + 5 + size:
-            raise Incomplete
-        at += 5 + size
+_CONTEXTS = 32
+_LEAF_DAYS = 365
 
 
 class Authority:
@@ -70,7 +22,9 @@ class Authority:
     def __init__(self, key_pem: bytes, certificate_pem: bytes) -> None:
         self._key = serialization.load_pem_private_key(key_pem, None)
         self._certificate = x509.load_pem_x509_certificate(certificate_pem)
-        self.context = lru_cache(maxsize=256)(self._context)
+        # One for all hosts: making keys is what a flood of made-up names would cost most.
+        self._leaf_key = ec.generate_private_key(ec.SECP256R1())
+        self.context = lru_cache(maxsize=_CONTEXTS)(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
         """Return what is needed to speak TLS in the name of a host, over HTTP/1 so that requests can be read."""
@@ -85,11 +39,15 @@ class Authority:
         return context
 
     def _issue(self, host: str) -> bytes:
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(x509.Name([]), self._certificate.subject, key.public_key(), days=7)
+        key = self._leaf_key
+        builder = _builder(x509.Name([]), self._certificate.subject, key.public_key(), days=_LEAF_DAYS)
+        above = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         certificate = (
             builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), critical=False)
             .sign(self._key, hashes.SHA256())  # type: ignore[arg-type]
         )
         return _pem(key) + certificate.public_bytes(serialization.Encoding.PEM)
@@ -102,6 +60,7 @@ def new_authority() -> tuple[bytes, bytes]:
     certificate = (
         _builder(name, name, key.public_key(), days=3650)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
@@ -116,6 +75,21 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

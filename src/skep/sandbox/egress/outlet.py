@@ -1,0 +1,180 @@
+"""One sandbox's way out, as the proxy holds it: what it may do, what it has used, and its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from skep.sandbox.egress.connection import Connection
+from skep.sandbox.egress.dns import Names, answer
+from skep.sandbox.egress.http import refusal
+from skep.sandbox.egress.placeholders import Placeholder
+from skep.sandbox.egress.policy import DEFAULT_PORTS, PROXY_PORT, Policy
+from skep.sandbox.egress.tls import Authority
+
+_DIALS = 32
+_SECRETS_KEPT = 64
+_LOOK_S = 1.0
+#: Events that may be told at once, and each second after.
+_EVENTS, _EVENTS_PER_S = 200.0, 20.0
+
+
+@dataclass(eq=False, slots=True)
+class Outlet:
+    """One sandbox's way out."""
+
+    id: str
+    policy: Policy
+    authority: Authority
+    placeholders: tuple[Placeholder, ...]
+    tell: Callable[[dict[str, Any]], None]
+    fetch: Callable[[str], Awaitable[str | None]]
+    upstream_tls: ssl.SSLContext | None
+    names: Names = field(default_factory=Names)
+    connections: set[Connection] = field(default_factory=set)
+    dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DIALS))
+    #: Values that were put in for this sandbox and must not come back to it, the newest last.
+    known: dict[bytes, None] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _bytes_used: int = 0
+    _events_left: float = _EVENTS
+    _events_at: float = 0.0
+    _missed: int = 0
+
+    def change(self, policy: Policy) -> None:
+        """Apply another policy at once: connections that it does not allow, or leads elsewhere, are cut."""
+        before, self.policy = self.policy, policy
+        for connection in list(self.connections):
+            if connection.bound is None:
+                continue
+            host, port = connection.bound
+            if not policy.allows(host, port) or policy.upstreams.get(host) != before.upstreams.get(host):
+                connection.cut()
+
+    def note(self, kind: str, **details: object) -> None:
+        """Tell the controller, within bounds: a sandbox that provokes events must not fill its log."""
+        now = asyncio.get_running_loop().time()
+        self._events_left = min(_EVENTS, self._events_left + (now - self._events_at) * _EVENTS_PER_S)
+        self._events_at = now
+        if self._events_left < 1:
+            self._missed += 1
+            return
+        self._events_left -= 1
+        missed, self._missed = self._missed, 0
+        self.tell({"event": kind, "sandbox": self.id, **details, **({"missed": missed} if missed else {})})
+
+    def count(self, size: int) -> None:
+        """Count bytes that were moved; past the limit nothing moves any more."""
+        self._bytes_used += size
+        if self._bytes_used > self.policy.traffic.bytes_total:
+            self.note("limited", limit="bytes")
+            raise ConnectionAbortedError("the sandbox has used up its traffic")
+
+    def remember(self, values: Iterable[bytes]) -> None:
+        """Keep values out of every answer from now on."""
+        for value in values:
+            self.known.pop(value, None)
+            self.known[value] = None
+        while len(self.known) > _SECRETS_KEPT:
+            del self.known[next(iter(self.known))]
+
+    def listen(self, listener: socket.socket) -> None:
+        if not self._tasks:
+            self._keep(self._close_idle())
+        self._keep(self._answer_names(listener) if listener.type == socket.SOCK_DGRAM else self._accept(listener))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    client, _ = await loop.sock_accept(listener)
+                except OSError:  # out of descriptors, or the client has gone already
+                    await asyncio.sleep(0.05)
+                    continue
+                if len(self.connections) >= self.policy.traffic.connections:
+                    self._turn_away(client)
+                    await asyncio.sleep(0)
+                    continue
+                try:
+                    connection = Connection(self, client)
+                except OSError:
+                    client.close()
+                    continue
+                self.connections.add(connection)
+                self._keep(connection.serve())
+
+    def _turn_away(self, client: socket.socket) -> None:
+        most = self.policy.traffic.connections
+        self.note("limited", limit="connections")
+        with client, contextlib.suppress(OSError):
+            if client.getsockname()[1] in (*DEFAULT_PORTS, PROXY_PORT):
+                client.setblocking(False)
+                client.send(refusal("503", f"Skep blocked this request: {most} connections are open already."))
+
+    async def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            idle_s = self.policy.traffic.idle_s
+            await asyncio.sleep(min(_LOOK_S, idle_s / 2))
+            for connection in list(self.connections):
+                if loop.time() - connection.active_at > idle_s:
+                    connection.cut()
+
+    async def _answer_names(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_reader(listener, ready.set)
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                for _ in range(32):
+                    if not _answer_one(listener, self.names):
+                        break
+                else:
+                    ready.set()
+                await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(listener)
+            listener.close()
+
+
+def _answer_one(listener: socket.socket, names: Names) -> bool:
+    """Answer one question, from the very address it was sent to; False when there is none."""
+    try:
+        query, ancillary, _, client = listener.recvmsg(1500, 256)
+    except BlockingIOError:
+        return False
+    except OSError:  # what an earlier answer met
+        return True
+    reply = answer(query, names)
+    if reply is not None:
+        with contextlib.suppress(OSError):
+            listener.sendmsg([reply], _reply_address(ancillary), 0, client)
+    return True
+
+
+def _reply_address(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
+            return [(level, kind, data[:16] + struct.pack("i", 0))]
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, 8):  # IP_PKTINFO
+            return [(level, kind, struct.pack("i", 0) + data[8:12] + bytes(4))]
+    return []
