@@ -70,20 +70,21 @@ class Spawn:
             if not name or "=" in name:
                 raise InvalidRequest(f"{name!r} cannot name an environment variable", hint="use a name without `=`")
         texts = [self.cwd, *self.argv, *(f"{key}={value}" for key, value in self.env.items())]
+        joined = "\0".join(texts) + "\0"
         try:
-            encoded = [os.fsencode(text) + b"\0" for text in texts]
+            encoded = os.fsencode(joined)
         except UnicodeEncodeError as error:
             raise InvalidRequest(
                 f"a command, its folder or its environment is not valid text: {error.reason}", hint="use UTF-8 text"
             ) from error
-        if any("\0" in text for text in texts):
+        if joined.count("\0") != len(texts):
             raise InvalidRequest(
                 "a command, its folder or its environment contains a NUL character",
                 hint="remove the character",
             )
         head = _HEADER.pack(len(self.argv), len(self.env), len(self.limits), 0)
         limits = b"".join(_LIMIT.pack(kind, 0, soft, hard) for kind, (soft, hard) in self.limits.items())
-        return head + limits + b"".join(encoded)
+        return head + limits + encoded
 
 
 def order(kind: int, order_id: int = 0, *arguments: int) -> bytes:

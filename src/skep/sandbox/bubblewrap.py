@@ -74,6 +74,7 @@ class BubblewrapSandbox(Sandbox):
         self._agent = agent
         self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
         self._stopping: asyncio.Task[None] | None = None
+        self._rlimits = _rlimits(recipe.limits, CommandLimits())
 
     @classmethod
     async def start_from(cls, recipe: Recipe, *, plan: Plan | None = None, spares: bool = True) -> BubblewrapSandbox:
@@ -117,7 +118,7 @@ class BubblewrapSandbox(Sandbox):
             argv=_argv(command),
             env=self._environment(user, env, terminal),
             cwd=os.path.join("/workspace", cwd or ""),
-            limits=_rlimits(self.limits, limits or CommandLimits()),
+            limits=self._rlimits if limits is None else _rlimits(self.limits, limits),
         )
         process = await AgentProcess.start(
             self._agent,

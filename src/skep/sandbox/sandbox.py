@@ -384,10 +384,12 @@ async def _gather(process: Process, data: bytes, *, began: float, keep: int) -> 
     feeder = asyncio.create_task(_feed(process, data)) if data else None
     try:
         ended = await process.wait()
-        done, _ = await asyncio.wait(readers, timeout=_LINGER_S)
+        if not all(reader.done() for reader in readers):
+            await asyncio.wait(readers, timeout=_LINGER_S)
         truncated = len(out) > keep or len(err) > keep
-        for reader in done:
-            reader.result()
+        for reader in readers:
+            if reader.done():
+                reader.result()
     finally:
         for task in (*readers, feeder):
             if task is not None:
