@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Visit:
         self._clock = asyncio.timeout(bounds.head_s)
         #: Bytes that move give it more time; while a request's head is awaited they do not.
         self._flowing = False
-        self._set_at = 0.0
+        self._set_at = -math.inf
         self._answered = False
         self._reused = False
 
@@ -184,7 +185,7 @@ class Visit:
 
     def _flow(self) -> None:
         self._flowing = True
-        self._set_at = 0.0
+        self._set_at = -math.inf
         self._moved()
 
     def _moved(self) -> None:
