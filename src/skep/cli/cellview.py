@@ -35,6 +35,8 @@ def show_end(cell: Cell) -> int:
     if cell.error is not None and cell.outcome != "interrupted":
         traceback = cell.error.traceback or f"{cell.error.name}: {cell.error.message}"
         console(stderr=True).print(printable(traceback.rstrip("\n")), style="red", markup=False, soft_wrap=True)
+    if cell.outcome == "interrupted":
+        sys.stderr.write("\nskep: interrupted\n")
     if cell.note:
         sys.stderr.write(f"skep: {cell.note}\n")
     return exit_code(cell)

@@ -6,11 +6,12 @@ import asyncio
 import math
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from skep.config import Settings
     from skep.config.environment import Environment
     from skep.sandbox.results import Cell, Event
+
+T = TypeVar("T")
 
 EPILOG = examples(
     "skep python -c '6 * 7'  # one cell in a throwaway sandbox",
@@ -38,7 +41,7 @@ class Cells:
     """Where cells run: a way to run one, and a way to break into it."""
 
     run: Callable[[str], AsyncGenerator[Event, None]]
-    interrupt: Callable[[], Awaitable[None]]
+    interrupt: Callable[[], Coroutine[Any, Any, None]]
 
 
 def python(  # noqa: PLR0913, PLR0917  one per option
@@ -77,18 +80,20 @@ def python(  # noqa: PLR0913, PLR0917  one per option
     source = _source(code, file)
     limit_s = math.inf if timeout is None else timeout
 
-    async def work() -> int:
-        opened = (
-            _fresh(environment, settings, hive_id, limit_s)
-            if context is None
-            else _kept(environment, hive_id, context, limit_s)
-        )
-        async with opened as cells:
-            if source is None:
-                return await _converse(cells, pictures)
-            return await _one(cells, source, pictures, as_json=as_json)
+    opened = (
+        _fresh(environment, settings, hive_id, limit_s)
+        if context is None
+        else _kept(environment, hive_id, context, limit_s)
+    )
+    if source is None:
+        raise typer.Exit(_converse(opened, pictures))
 
-    raise typer.Exit(asyncio.run(work()))
+    async def work(source: str) -> int:
+        async with opened as cells:
+            with _interrupting(cells):
+                return await _one(cells, source, pictures, as_json=as_json)
+
+    raise typer.Exit(asyncio.run(work(source)))
 
 
 def _source(code: str | None, file: Path | None) -> str | None:
@@ -168,21 +173,46 @@ async def _one(cells: Cells, source: str, pictures: Path, *, as_json: bool) -> i
 
     if not as_json:
         return await _show(cells, source, pictures, number=1)
-    with _interrupting(cells):
-        cell = await _last(cells.run(source))
+    cell = await _last(cells.run(source))
     print_json(cell_as_json(cell))
     return exit_code(cell)
 
 
-async def _converse(cells: Cells, pictures: Path) -> int:
-    """Read cells from a terminal until Ctrl-D."""
+def _converse(opened: AbstractAsyncContextManager[Cells], pictures: Path) -> int:
+    """Read cells from a terminal until Ctrl-D.
+
+    The sandbox is looked after in a thread of its own: this one waits for a person, and gets the Ctrl-C.
+    """
     from skep.cli.prompt import read_cell
 
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="skep-cells", daemon=True)
+    thread.start()
+
+    def wait(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], object] = lambda: None) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                on_interrupt()
+
+    closing = AsyncExitStack()
+    cells = wait(closing.enter_async_context(opened))
     number = 0
-    while (source := read_cell(number + 1)) is not None:
-        if source.strip():
-            number += 1
-            await _show(cells, source, pictures, number=number)
+    try:
+        while (source := read_cell(number + 1)) is not None:
+            if source.strip():
+                number += 1
+                wait(
+                    _show(cells, source, pictures, number=number),
+                    lambda: asyncio.run_coroutine_threadsafe(cells.interrupt(), loop),
+                )
+    finally:
+        wait(closing.aclose())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
     return 0
 
 
@@ -191,18 +221,17 @@ async def _show(cells: Cells, source: str, pictures: Path, *, number: int) -> in
     from skep.cli.cellview import show_end, show_result
     from skep.sandbox.results import Cell, Printed, Result
 
-    with _interrupting(cells):
-        async with aclosing(cells.run(source)) as events:
-            async for event in events:
-                match event:
-                    case Printed(stream="stdout", text=text):
-                        _write(sys.stdout, text)
-                    case Printed(text=text):
-                        _write(sys.stderr, text)
-                    case Result():
-                        show_result(event, cell=number, pictures=pictures)
-                    case Cell():
-                        return show_end(event)
+    async with aclosing(cells.run(source)) as events:
+        async for event in events:
+            match event:
+                case Printed(stream="stdout", text=text):
+                    _write(sys.stdout, text)
+                case Printed(text=text):
+                    _write(sys.stderr, text)
+                case Result():
+                    show_result(event, cell=number, pictures=pictures)
+                case Cell():
+                    return show_end(event)
     return 1
 
 

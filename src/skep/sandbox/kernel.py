@@ -154,6 +154,7 @@ class Kernel:
                 case None:
                     return None
                 case Shown(cell=cell, result=result) if cell == self.running:
+                    drain(self.process, sink)  # what was printed before it is there already
                     sink.shown(result)
                     await asyncio.sleep(0)
                 case Done(cell=cell) if cell == self.running:

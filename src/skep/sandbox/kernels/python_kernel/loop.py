@@ -74,6 +74,7 @@ class Kernel:
         if self._shown > bounds.RESULTS:
             formats = {"text": "", "notes": [f"only the first {bounds.RESULTS} results of a cell are kept"]}
         if self._shown <= bounds.RESULTS + 1:
+            self._flusher.flush()  # what was printed before it is seen before it
             self._channel.send({"type": "result", "cell": self._cell, "result": {**formats, "main": main}})
 
     def _publish_figures(self) -> None:
