@@ -46,6 +46,7 @@
 #define MAX_PAYLOAD (64u << 20)
 #define START_TURNS 100
 #define START_TURN_MS 50
+#define PAUSED_TURN_MS 200
 
 enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
@@ -72,6 +73,7 @@ struct running {
 
 static struct running *table;
 static int oom_score_fd = -1;
+static int paused;
 
 static void fail(const char *what) {
     int error = errno;
@@ -472,8 +474,8 @@ static void obey(void) {
     switch (o.kind) {
     case SPAWN: spawn(&o, fds, count); break;
     case SIGNAL: send_signal(&o); break;
-    case PAUSE: kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
-    case RESUME: kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
+    case PAUSE: paused = 1; kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
+    case RESUME: paused = 0; kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
     case CONNECT: hand_out(&o, connect_inside(o.a, o.b)); break;
     case NETWORK: hand_out(&o, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); break;
     default: _exit(0);
@@ -506,7 +508,9 @@ static void serve(void) {
     close(root);
     struct pollfd watched[] = {{CONTROL_FD, POLLIN, 0}, {ended, POLLIN, 0}};
     for (;;) {
-        if (poll(watched, 2, -1) < 0 && errno != EINTR) fail("poll");
+        if (poll(watched, 2, paused ? PAUSED_TURN_MS : -1) < 0 && errno != EINTR) fail("poll");
+        /* A process may have arranged for the kernel to wake it, when a file changes or its terminal goes. */
+        if (paused) kill(-1, SIGSTOP);
         if (watched[1].revents) {
             struct signalfd_siginfo info;
             while (read(ended, &info, sizeof info) > 0) {}
