@@ -30,6 +30,7 @@ _FORBIDDEN_TERMINAL_CALLS = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLIN
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _PROTOCOLS = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: others load modules with a record of holes
 _AGENT_PID = 1
+_F_SETSIG, _SIGCONT = 10, 18
 
 #: Closed outright, by what they would open. Pairs are the numbers on x86-64 and on arm64 (None: not there).
 CLOSED: dict[str, tuple[int | None, int | None]] = {
@@ -74,7 +75,7 @@ ARCHITECTURES = {
         0,
         {
             "clone": 56, "clone3": 435, "openat2": 437, "personality": 135, "socket": 41, "socketpair": 53,
-            "prlimit64": 302, "ioctl": 16,
+            "prlimit64": 302, "ioctl": 16, "fcntl": 72,
             "chmod": 90, "fchmod": 91, "fchmodat": 268, "open": 2, "openat": 257, "creat": 85, "mknod": 133,
             "mknodat": 259,
         },
@@ -84,7 +85,7 @@ ARCHITECTURES = {
         1,
         {
             "clone": 220, "clone3": 435, "openat2": 437, "personality": 92, "socket": 198, "socketpair": 199,
-            "prlimit64": 261, "ioctl": 29,
+            "prlimit64": 261, "ioctl": 29, "fcntl": 25,
             "fchmod": 52, "fchmodat": 53, "openat": 56, "mknodat": 33,
         },
     ),
@@ -149,6 +150,9 @@ def _judgement(call: str) -> list[Instruction]:
             return _refuse_bits_when(3, _SETID_BITS, flags=2, present=_CREATES)
         case "ioctl":
             return _refuse_values(1, _FORBIDDEN_TERMINAL_CALLS)
+        case "fcntl":
+            # A file that changes would send the signal by which a halted process goes on.
+            return [_load(1), (_JEQ, 1, 0, _F_SETSIG), (_RET, 0, 0, _ALLOW), *_refuse_values(2, (_SIGCONT,))]
         case "personality":
             return _allow_values(0, (0, 0xFFFFFFFF), otherwise=errno.EPERM)
         case "socket":
