@@ -43,6 +43,7 @@ class Log:
     def read(self, cursor: int = 0) -> Excerpt:
         """Return what is kept from a cursor on; `cursor` of the answer is where to go on."""
         first = self._total - len(self._tail)
+        cursor = max(cursor, 0)
         start = max(cursor, first)
         return Excerpt(bytes(self._tail[start - first :]), self._total, max(0, start - cursor))
 
