@@ -29,8 +29,10 @@ _NAMESPACE_FLAGS = 0x7E020000
 _FORBIDDEN_TERMINAL_CALLS = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _PROTOCOLS = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: others load modules with a record of holes
-_AGENT_PID = 1
 _F_SETSIG, _SIGCONT = 10, 18
+
+#: Closed for some values of one argument. Whoever may set the agent's limits (it is pid 1) can end the agent.
+_REFUSED = {"ioctl": (1, _FORBIDDEN_TERMINAL_CALLS), "prlimit64": (0, (1,))}
 
 #: Closed outright, by what they would open. Pairs are the numbers on x86-64 and on arm64 (None: not there).
 CLOSED: dict[str, tuple[int | None, int | None]] = {
@@ -148,8 +150,8 @@ def _judgement(call: str) -> list[Instruction]:
             return _refuse_bits_when(2, _SETID_BITS, flags=1, present=_CREATES)
         case "openat":
             return _refuse_bits_when(3, _SETID_BITS, flags=2, present=_CREATES)
-        case "ioctl":
-            return _refuse_values(1, _FORBIDDEN_TERMINAL_CALLS)
+        case "ioctl" | "prlimit64":
+            return _refuse_values(*_REFUSED[call])
         case "fcntl":
             # A file that changes would send the signal by which a halted process goes on.
             return [_load(1), (_JEQ, 1, 0, _F_SETSIG), (_RET, 0, 0, _ALLOW), *_refuse_values(2, (_SIGCONT,))]
@@ -159,9 +161,6 @@ def _judgement(call: str) -> list[Instruction]:
             return _judge_socket()
         case "socketpair":
             return _allow_values(0, (_AF_UNIX,), otherwise=errno.EAFNOSUPPORT)
-        case "prlimit64":
-            # Its user may otherwise set the agent's limits, and so end the agent.
-            return _refuse_values(0, (_AGENT_PID,))
         case _:
             raise KeyError(call)
 
