@@ -66,6 +66,7 @@ SURFACE = [
     behind_filter("move_pages", "reaches('move_pages', 0, 1, 1, 0, 0, 0)"),
     behind_filter("personality that ignores protections", "call('personality', 0x0400000)"),
     behind_filter("process_madvise", "reaches('process_madvise', -1, 0, 0, 0, 0)"),
+    behind_filter("fcntl has the kernel wake a halted process", "fcntl.fcntl(0, 10, signal.SIGCONT)"),
     behind_filter("kcmp", "call('kcmp', os.getpid(), os.getpid(), 2, 0, 0)"),
     Attack(
         "the mount table by a call newer than the filter",

@@ -186,6 +186,43 @@ async def test_nothing_runs_on_in_a_paused_sandbox(tmp_path: Path) -> None:
         process.release()
 
 
+WOKEN = """
+watch = libc.inotify_init1(0)
+libc.inotify_add_watch(watch, b'/workspace/door', 0xFFF)
+try:
+    fcntl.fcntl(watch, 10, signal.SIGCONT)  # F_SETSIG
+except OSError:
+    pass
+fcntl.fcntl(watch, fcntl.F_SETOWN, os.getpid())
+fcntl.fcntl(watch, fcntl.F_SETFL, os.O_ASYNC)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+while True:
+    with open('count', 'a') as file:
+        file.write('x')
+    time.sleep(0.001)
+"""
+
+
+async def _wakes(sandbox: Sandbox, count: Path) -> bool:
+    """Pause a sandbox, knock by changing a file, and say whether something in it goes on."""
+    await sandbox.files.mkdir("door")
+    process = await sandbox.start([PYTHON, "-c", program(WOKEN)])
+    assert await soon(count.exists, DEADLINE_S)
+    await sandbox.pause()
+    await sandbox.files.write("door/knock", b"")
+    woken = await _grows(count, 0.5)
+    process.release()
+    return woken
+
+
+async def test_a_halted_process_is_not_woken_by_a_file(tmp_path: Path) -> None:
+    once = ("if (paused) kill(-1, SIGSTOP);", "")
+    async with Weakened(leave_open=("fcntl",), agent=(once,)).sandbox(str(tmp_path / "weak")) as weak:
+        assert await _wakes(weak, tmp_path / "weak" / "count")
+    async with Sandbox.create(tmp_path / "ours") as sandbox:
+        assert not await _wakes(sandbox, tmp_path / "ours" / "count")
+
+
 async def test_a_command_that_will_not_end_is_ended_when_its_time_is_up(sandbox: Sandbox) -> None:
     """The polite signal alone would be ignored, by it and by what it has started."""
     stubborn = "trap '' TERM INT HUP; (trap '' TERM; sleep 61) & while :; do sleep 1; done"
