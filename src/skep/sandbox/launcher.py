@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -24,6 +25,7 @@ from skep.sandbox.limits import Limits
 #: The launcher has 0-3 open; what it is sent gets the next numbers, in order.
 _FIRST_FD = 4
 _END_S = 2.0
+_REST_S = 0.005
 
 
 @dataclass(slots=True)
@@ -206,6 +208,9 @@ class Spare:
         self._launcher = self._thread = None
 
     def _make(self) -> None:
+        # A process that joins a control group holds up every fork on the machine. The sandbox that was just made
+        # gets to run its first command before.
+        time.sleep(_REST_S)
         launcher = Launcher.start()
         with self._lock:
             self._launcher = launcher
