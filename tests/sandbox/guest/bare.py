@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import json
 import multiprocessing
@@ -96,7 +95,7 @@ def child(trial: str, enter: Callable[[], None], output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     enter()
-    print(json.dumps(asyncio.run(trials.TRIALS[trial]())), flush=True)
+    print(json.dumps(trials.made(trial)), flush=True)
 
 
 def contents(output: IO[str]) -> str:
