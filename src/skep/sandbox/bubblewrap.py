@@ -316,6 +316,9 @@ def _within(kind: int, value: int) -> int:
 
 def _extra_planks(recipe: Recipe) -> list[Plank]:
     # Real paths: a link of the host, shown as a link, could lead a later mount point to a folder the agent writes.
+    for host in recipe.read_only:
+        if not os.path.exists(host):
+            raise InvalidRequest(f"there is nothing at {host!r} to show", hint="give a path that exists on the host")
     return [Plank(Path(os.path.realpath(host)), _mount_point(inside)) for host, inside in recipe.read_only.items()]
 
 

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -234,13 +234,11 @@ def _serves(place: Place, note: Note) -> bool:
 
 
 def _check(limits: Limits) -> None:
-    # A version 1 group takes -1 for no limit at all.
-    if limits.memory_bytes <= 0 or limits.processes <= 0 or not 0 < limits.cpus <= _MOST_CPUS:
-        raise InvalidRequest(
-            f"a sandbox cannot have {limits.memory_bytes} bytes of memory, {limits.processes} processes "
-            f"and {limits.cpus} processors",
-            hint="give each limit a number above 0",
-        )
+    # A version 1 group takes -1 for no limit at all, and a number that is none compares as no other does.
+    wrong = [field.name for field in fields(limits) if not getattr(limits, field.name) > 0]
+    if wrong or limits.cpus > _MOST_CPUS:
+        shown = ", ".join(f"{name}={getattr(limits, name)}" for name in wrong or ["cpus"])
+        raise InvalidRequest(f"a sandbox cannot have {shown}", hint="give each limit a number above 0")
 
 
 def _kill(folder: str) -> None:

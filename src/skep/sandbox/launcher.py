@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cache
 
+from skep.errors import InvalidRequest
 from skep.sandbox.agent import JOIN, Agent, order
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.cgroups import Group, Place
@@ -24,6 +25,8 @@ from skep.sandbox.limits import Limits
 
 #: The launcher has 0-3 open; what it is sent gets the next numbers, in order.
 _FIRST_FD = 4
+#: What it takes with one order, `MAX_FDS` in agent.c.
+_MOST_FDS = 32
 _END_S = 2.0
 _REST_S = 0.005
 
@@ -81,6 +84,11 @@ class Plan:
 
     def seal(self) -> list[int]:
         """Return the descriptors in the launcher's order, the arguments among them."""
+        if len(self.fds) > _MOST_FDS:
+            raise InvalidRequest(
+                f"a sandbox takes {_MOST_FDS} descriptors at its start, and this one needs {len(self.fds)}",
+                hint="show fewer folders of the host, or keep them where everybody can walk",
+            )
         self.fds[1] = self.memory(b"".join(os.fsencode(argument) + b"\0" for argument in self.arguments))
         return self.fds
 
@@ -145,6 +153,12 @@ class Launcher:
         finally:
             plan.close()
 
+    def died(self) -> bool:
+        """Say whether the launcher is gone: somebody may have killed it while it waited."""
+        peer = select.poll()
+        peer.register(self.control, 0)
+        return any(events & select.POLLHUP for _, events in peer.poll(0))
+
     def complaint(self) -> str:
         """Return what the launcher or bwrap said on standard error."""
         said = os.pread(self.complaints, 4096, 0)
@@ -184,6 +198,9 @@ class Spare:
         """Return the spare launcher, or a new one."""
         with self._lock:
             launcher, self._launcher = self._launcher, None
+        if launcher is not None and launcher.died():
+            launcher.end_now()
+            launcher = None
         return launcher or Launcher.start()
 
     def refill(self) -> None:

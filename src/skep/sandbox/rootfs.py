@@ -59,8 +59,15 @@ class Plank:
                 # A copy into the root costs less than a mount.
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 plan.add("--perms", "0444", "--file", str(plan.number(fd)), self.inside)
-            case Path() as path:
+            case Path() as path if plan.owner is None or _open_to_all(path):
                 plan.add("--ro-bind", str(path), self.inside)
+            case Path() as path:
+                plan.bind(os.open(path, os.O_PATH | os.O_CLOEXEC), self.inside)
+
+
+def _open_to_all(path: Path) -> bool:
+    """Say whether a user that owns nothing can walk to a path."""
+    return all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
 
 @cache
