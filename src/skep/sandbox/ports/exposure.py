@@ -63,6 +63,8 @@ class Exposure:
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{number}/"
         self._visits: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._serve())
+        # For a task that is cancelled before its first step, whose `finally` never runs.
+        self._task.add_done_callback(lambda _: self._stop_listening())
 
     @classmethod
     async def open(cls, sandbox: Inhabited, port: int, *, at: str, bounds: Bounds | None = None) -> Exposure:
@@ -110,10 +112,9 @@ class Exposure:
         try:
             await asyncio.wait((accepting, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._listener.close()
+            self._stop_listening()
             for task in (accepting, gone, *self._visits):
                 task.cancel()
-            self._remove()
             await asyncio.gather(accepting, gone, *self._visits, return_exceptions=True)
 
     async def _accept(self) -> None:
@@ -140,8 +141,11 @@ class Exposure:
                 client.setblocking(False)
                 client.send(refusal("503", f"{self._bounds.connections} connections are open; close one first."))
 
-    def _remove(self) -> None:
-        """Take away the socket's name, if it is still this socket's."""
+    def _stop_listening(self) -> None:
+        """Close the listener, and take a unix socket's name away if it is still this socket's."""
+        if self._listener.fileno() < 0:
+            return
+        self._listener.close()
         if self.path is not None:
             with contextlib.suppress(OSError):
                 if os.lstat(self.path).st_ino == self._inode:
