@@ -345,10 +345,10 @@ async def test_removing_a_link_leaves_what_it_leads_to(
 
 async def test_a_tree_deeper_than_any_path_is_measured_and_removed(sandbox: Sandbox) -> None:
     """Code that goes down by recursion runs out of stack or descriptors on the way."""
-    deep = "os.mkdir('top')\nos.chdir('top')\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')"
+    deep = "os.mkdir('top')\nos.chdir('top')\nfor _ in range(1100):\n    os.mkdir('d')\n    os.chdir('d')"
     assert (await outcome_in(sandbox, program(deep))).through
     naive = subprocess.run(
-        [sys.executable, "-c", "import os\nfor i in range(1500):\n os.mkdir('d'); os.chdir('d')\n"
+        [sys.executable, "-c", "import os\nfor i in range(1100):\n os.mkdir('d'); os.chdir('d')\n"
          "os.chdir('/'); import sys, shutil; shutil.rmtree(sys.argv[1])", scratch := _scratch()],
         cwd=scratch, capture_output=True,
     )  # fmt: skip
@@ -356,7 +356,7 @@ async def test_a_tree_deeper_than_any_path_is_measured_and_removed(sandbox: Sand
     if sys.version_info < (3, 13):
         assert b"RecursionError" in naive.stderr or b"Too many open files" in naive.stderr
     assert isinstance(sandbox.files, Tree)
-    assert (await sandbox.files.measure()).inodes >= 1500
+    assert (await sandbox.files.measure()).inodes >= 1100
     await sandbox.files.remove("top", recursive=True)
     assert await sandbox.files.list() == []
 
@@ -433,7 +433,7 @@ for file in held:
     file.write(bytes(4 << 20))
 os.chmod('/workspace', 0o700) if hold == 0 else None""",
     "files below a very deep folder": """
-for i in range(1200):
+for i in range(1100):
     os.mkdir('d')
     os.chdir('d')
 for i in range(40):
@@ -441,7 +441,7 @@ for i in range(40):
     "reserved and never written": """
 for i in range(40):
     os.posix_fallocate(os.open(f'f{i}', os.O_CREAT | os.O_RDWR), 0, 4 << 20)""",
-    "many empty files": "for i in range(6000):\n    open(f'f{i}', 'w').close()",
+    "many empty files": "for i in range(4000):\n    open(f'f{i}', 'w').close()",
 }
 
 
@@ -450,7 +450,7 @@ async def test_the_disk_limit_is_not_evaded(how: str) -> None:
     """With room enough the same files can be made."""
     async with Sandbox.create() as roomy:
         assert (await outcome_in(roomy, program(FILL[how] + HOLD, hold=0))).through
-    tight = Limits(disk_bytes=32 << 20, inodes=3000)
+    tight = Limits(disk_bytes=32 << 20, inodes=2000)
     async with Sandbox.create(limits=tight) as sandbox:
         ran = await sandbox.run([PYTHON, "-c", program(FILL[how] + HOLD, hold=15)], timeout_s=DEADLINE_S)
     assert (ran.exit.signal, ran.limit) == (signal.SIGKILL, "disk"), ran
