@@ -46,7 +46,8 @@ def is_ours(text: str) -> bool:
             probe.connect((text, 9))  # sends nothing; the kernel only chooses where it would send from
         except OSError:
             return False
-        return bool(ip_address(probe.getsockname()[0]) == ip_address(text))
+        source = ip_address(probe.getsockname()[0])
+        return source == ip_address(text) or source.is_loopback
 
 
 def _is_public_6(address: IPv6Address) -> bool:

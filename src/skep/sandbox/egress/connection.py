@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from skep.errors import InvalidRequest
 from skep.sandbox.egress.dial import Unreachable, dial
 from skep.sandbox.egress.dns import answer
-from skep.sandbox.egress.exchange import HEAD_S, Exchange
+from skep.sandbox.egress.exchange import Exchange
 from skep.sandbox.egress.hello import HANDSHAKE, Incomplete, NotHello, server_name
 from skep.sandbox.egress.http import Head, Malformed, parse_head, refusal, split_authority
 from skep.sandbox.egress.placeholders import Mask
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: On ports that are neither the web's nor the proxy's a server may speak first.
 _SILENCE_S = 0.3
+_HANDSHAKE_S = 15.0
 _GOODBYE_S = 2.0
 _BUFFER_BYTES = 64 << 10
 _CONNECT_LIMIT = 16 << 10
@@ -54,6 +55,11 @@ class Connection:
         self.bound: tuple[str, int] | None = None
         #: When it last carried anything, by the loop's clock.
         self.active_at = asyncio.get_running_loop().time()
+
+    @property
+    def head_s(self) -> float:
+        """How long the client may take to say what it wants."""
+        return self.outlet.policy.traffic.head_s
 
     async def serve(self) -> None:
         self._task = asyncio.current_task()
@@ -101,7 +107,7 @@ class Connection:
     # Programs that know of a proxy ask it by name.
 
     async def _serve_as_proxy(self) -> None:
-        async with asyncio.timeout(HEAD_S):
+        async with asyncio.timeout(self.head_s):
             # Taken byte by byte as it were: what follows a CONNECT is not for us, and may be there already.
             first = await peek(self._client, lambda data: not _may_connect(data) or b"\r\n\r\n" in data, _CONNECT_LIMIT)
         if not first:
@@ -128,7 +134,7 @@ class Connection:
 
     async def _serve_transparently(self) -> None:
         is_web = self._port in DEFAULT_PORTS
-        first = await self._first_bytes(HEAD_S if is_web else _SILENCE_S)
+        first = await self._first_bytes(self.head_s if is_web else _SILENCE_S)
         if not first and not is_web:
             await self._serve_the_silent()
         elif first[:1] == bytes([HANDSHAKE]):
@@ -146,7 +152,7 @@ class Connection:
 
     async def _speaks_http(self) -> bool:
         """Tell HTTP from other protocols by the first line: whoever speaks it may not escape the rules on it."""
-        async with asyncio.timeout(HEAD_S):
+        async with asyncio.timeout(self.head_s):
             data = await peek(self._client, _tells)
         return b"http/" in data.lstrip(b"\r\n").partition(b"\n")[0].lower() or not _tells(data)
 
@@ -164,7 +170,7 @@ class Connection:
             await self.join(self._wire, wire)
             return
         wire.close()
-        first = await self._first_bytes(HEAD_S)
+        first = await self._first_bytes(self.head_s)
         if first[:1] == bytes([HANDSHAKE]):
             await self._serve_tls()
         elif first and await self._speaks_http():
@@ -197,7 +203,7 @@ class Connection:
 
     async def _serve_tls(self) -> None:
         try:
-            async with asyncio.timeout(HEAD_S):
+            async with asyncio.timeout(self.head_s):
                 sni = await self._server_name()
         except NotHello as problem:
             self._note_refusal(Refused(f"the first message of TLS is malformed: {problem}"))
@@ -245,7 +251,7 @@ class Connection:
         if sni is None:
             return
         with contextlib.suppress(InvalidRequest, Malformed, OSError):
-            async with asyncio.timeout(HEAD_S):
+            async with asyncio.timeout(self.head_s):
                 wire = await self._accept_tls(plain_host(sni))
                 await wire.head()
                 await wire.bid_farewell(self._message(problem))
@@ -257,7 +263,11 @@ class Connection:
         context = self.outlet.authority.context(host)
         self._handed_over = True
         transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, self._client, ssl=context, ssl_handshake_timeout=HEAD_S, ssl_shutdown_timeout=_GOODBYE_S
+            lambda: protocol,
+            self._client,
+            ssl=context,
+            ssl_handshake_timeout=_HANDSHAKE_S,
+            ssl_shutdown_timeout=_GOODBYE_S,
         )
         return self._keep(StreamWire(reader, asyncio.StreamWriter(transport, protocol, reader, loop)))
 
@@ -296,7 +306,7 @@ class Connection:
                 ssl=self.outlet.upstream_tls,
                 server_hostname=host,
                 limit=_BUFFER_BYTES,
-                ssl_handshake_timeout=HEAD_S,
+                ssl_handshake_timeout=_HANDSHAKE_S,
                 ssl_shutdown_timeout=_GOODBYE_S,
             )
         except ssl.SSLError as error:

@@ -13,9 +13,6 @@ from skep.sandbox.egress.wire import LAST_CHUNK, Wire, body, carry_chunks, chunk
 if TYPE_CHECKING:
     from skep.sandbox.egress.connection import Connection
 
-#: How long a client may take over the head of a request once it has begun.
-HEAD_S = 15.0
-
 
 class Exchange:
     """The requests of one client. The next is read only when the one before has been answered whole.
@@ -37,7 +34,7 @@ class Exchange:
     async def run(self) -> None:
         """Carry requests until either side ends."""
         while await self._wire.wait():
-            async with asyncio.timeout(HEAD_S):
+            async with asyncio.timeout(self._connection.head_s):
                 request = await self._wire.head()
             if request is None or not await self._carry(request):
                 return

@@ -45,13 +45,15 @@ class Rule:
 class Traffic:
     """How much one sandbox may send and receive.
 
-    A connection that carries nothing either way for `idle_s` is closed; long calls to a model stay well below it.
+    A client has `head_s` to say what it wants: longer, and it is only holding a place. A connection that carries
+    nothing either way for `idle_s` is closed; long calls to a model stay well below it.
     """
 
     connections: int = 256
     bytes_total: int = 20 << 30
     connection_s: float = 3600.0
     idle_s: float = 300.0
+    head_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
