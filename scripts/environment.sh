@@ -42,9 +42,13 @@ install() {
     if [ "$(cat $stamp 2>/dev/null)" = "$1 $made_from" ] || [ "$(cat $stamp 2>/dev/null)" = "[dev] $made_from" ]; then
         return
     fi
-    say "Installing Skep${1:+ with $1} (pinned by constraints.txt)"
-    .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".$1" --progress-bar on |
-        grep --line-buffered -vE '^(Requirement already|Looking in|  (Getting|Installing|Preparing|Created|Stored))' || true
-    .venv/bin/python -c 'import skep' || stop "Skep did not install" "read what pip said above"
+    say "Installing Skep${1:+ with $1} (pinned by constraints.txt; what pip says goes to .venv/install.log)"
+    { .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".$1" 2>&1; echo $? > .venv/pip-status; } |
+        tee .venv/install.log |
+        sed -un 's/^Collecting \([^ ><=;\[]*\).*/    \1/p; s/^\(Building\|Installing\) .*/    \1 …/p'
+    if [ "$(cat .venv/pip-status)" != 0 ]; then
+        tail -n 25 .venv/install.log
+        stop "pip could not install Skep" "read what pip said above, then run this again"
+    fi
     printf '%s %s' "$1" "$made_from" > $stamp
 }
