@@ -5,13 +5,12 @@ With `--install` the rivals that a benchmark compares with may be installed for 
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from bench import rivals
-from bench.report import Section, write
+from bench.report import Section, busy_share, write
 
 # A benchmark is a module of this package with `measure() -> Section`.
 BENCHMARKS = ("startup", "events", "sandbox")
@@ -27,10 +26,10 @@ def main(arguments: list[str]) -> int:
         return 2
     for name in names or BENCHMARKS:
         print(f"measuring {name} …", flush=True)
-        load = os.getloadavg()[0]
+        busy = busy_share()
         section: Section = import_module(f"bench.{name}").measure()
-        print(section.text(load))
-        write(PAGE, section, load)
+        print(section.text(busy))
+        write(PAGE, section, busy)
     print(f"written to {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
     return 0
 

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,16 +33,16 @@ class Section:
     rows: Sequence[Sequence[str]]
     notes: str = ""
 
-    def text(self, load: float) -> str:
+    def text(self, busy: float) -> str:
         table = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
-        parts = [f"## {self.title}", self.method, "\n".join(table), self.notes, machine(load)]
+        parts = [f"## {self.title}", self.method, "\n".join(table), self.notes, machine(busy)]
         return "\n\n".join(part.strip() for part in parts if part)
 
 
-def write(page: Path, section: Section, load: float) -> None:
+def write(page: Path, section: Section, busy: float) -> None:
     """Put the section in the place of its former self, or at the end."""
     begin, end = f"<!-- bench:{section.name} -->", f"<!-- /bench:{section.name} -->"
-    fresh = f"{begin}\n{section.text(load)}\n{end}"
+    fresh = f"{begin}\n{section.text(busy)}\n{end}"
     known = page.read_text() if page.exists() else INTRODUCTION
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     text, replaced = pattern.subn(lambda _: fresh, known)
@@ -49,14 +50,28 @@ def write(page: Path, section: Section, load: float) -> None:
     page.write_text(text if replaced else f"{known.rstrip()}\n\n{fresh}\n")
 
 
-def machine(load: float) -> str:
+def busy_share() -> float:
+    """Watch for a second how much of the processors others use."""
+    idle, every = _ticks()
+    time.sleep(1)
+    idle_after, every_after = _ticks()
+    return 1 - (idle_after - idle) / max(1, every_after - every)
+
+
+def _ticks() -> tuple[int, int]:
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def machine(busy: float) -> str:
     """Name the machine, and how busy it was with other things before."""
     cores = len(os.sched_getaffinity(0))
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d} on {_processor()}, {cores} cores, {memory_gb:.0f} GB,"
         f" Linux {platform.release().split('-')[0]}, {file_system(Path('/var/tmp'))},"
-        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}; load average before: {load:.1f}."
+        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version};"
+        f" just before, other work took {busy:.0%} of the processors."
     )
 
 
