@@ -151,6 +151,25 @@ async def test_a_value_that_is_too_long_is_cut_and_says_so(interpreter: Interpre
     assert result.notes == ("text: the first 262,144 of 3,000,002 characters",)
 
 
+async def test_odd_values_are_shown_and_do_not_end_the_kernel(interpreter: Interpreter) -> None:
+    await interpreter.run("kept = 1")
+    assert only(await interpreter.run("display({'text/html': 'a\\ud800b'}, raw=True)")).html == "a?b"
+    deep = only(await interpreter.run("deep = []\nfor _ in range(500): deep = [deep]\ndeep"))
+    assert (deep.json, deep.notes) == (None, ("json: left out, it is more than 100 levels deep",))
+    assert only(await interpreter.run("float('nan'), [float('inf')]")).text == "(nan, [inf])"
+    assert only(await interpreter.run("[float('inf'), {1, 2}]")).json is None
+    assert (await interpreter.run("raise ValueError('\\ud800')")).error is not None
+    assert (await interpreter.run("kept")).text == "1"
+
+
+async def test_programs_with_processes_of_their_own_work(interpreter: Interpreter) -> None:
+    code = (
+        "import multiprocessing\ndef square(n): return n * n\n"
+        "with multiprocessing.Pool(2) as pool: out = pool.map(square, range(4))\nout"
+    )
+    assert (await interpreter.run(code)).text == "[0, 1, 4, 9]"
+
+
 async def test_shell_lines_run_and_can_be_kept(interpreter: Interpreter) -> None:
     await interpreter.run("name = 'bee'")
     cell = await interpreter.run(

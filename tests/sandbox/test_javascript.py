@@ -48,6 +48,16 @@ async def test_an_error_shows_its_name_message_and_the_frames_of_cells(node: Con
     assert "javascript_kernel" not in error.traceback
 
 
+async def test_odd_values_are_shown_and_do_not_end_the_kernel(node: Context) -> None:
+    deep = (await node.run("let deep = []; for (let n = 0; n < 500; n++) deep = [deep]; deep")).value
+    assert deep is not None
+    assert (deep.json, deep.notes) == (None, ("json: left out, it is more than 100 levels deep",))
+    half = (await node.run("({s: '\\ud800'})")).value
+    assert half is not None
+    assert half.json == {"s": "\ufffd"}
+    assert (await node.run("const a = {}; a.a = a; a")).value is not None
+
+
 async def test_objects_can_show_themselves(node: Context) -> None:
     cell = await node.run("display(1); ({[Symbol.for('Jupyter.display')]() { return {'text/html': '<b>x</b>'} }})")
     assert cell.results[0].text == "1"

@@ -253,13 +253,14 @@ async def _last(events: AsyncGenerator[Event, None]) -> Cell:
 
 @contextmanager
 def _interrupting(cells: Cells) -> Iterator[None]:
-    """While a cell runs, let Ctrl-C break into it and not into this program."""
+    """While a cell runs, let Ctrl-C break into it; the third one ends this program."""
     loop = asyncio.get_running_loop()
-    sent: set[asyncio.Task[None]] = set()
+    sent: list[asyncio.Task[None]] = []
 
     def interrupt() -> None:
-        task = asyncio.ensure_future(cells.interrupt())
-        sent.add(task)
+        sent.append(asyncio.ensure_future(cells.interrupt()))
+        if len(sent) > 1:
+            loop.remove_signal_handler(signal.SIGINT)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     try:

@@ -82,11 +82,11 @@ class Kernel:
     async def give(self, number: int, code: str) -> bool:
         """Hand it a cell; say whether it was still there to take it."""
         body = json.dumps({"cell": number, "code": code}).encode()
+        self.running = number  # from the first byte on: half a request leaves the kernel waiting for the rest
         try:
             await self._loop.sock_sendall(self._channel, len(body).to_bytes(_HEAD_BYTES, "big") + body)
         except OSError:
             return False
-        self.running = number
         return True
 
     async def collect(self, sink: Sink) -> Done | None:

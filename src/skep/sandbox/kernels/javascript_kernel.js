@@ -10,6 +10,7 @@ const { createRequire } = require('node:module');
 
 const TEXT_LETTERS = 256 << 10;
 const FORMAT_LETTERS = 4 << 20;
+const JSON_DEPTH = 100;
 const RESULTS = 200;
 const DISPLAY = Symbol.for('Jupyter.display');
 const TYPES = {
@@ -36,7 +37,9 @@ let shown = 0;
 let interrupt = null;
 
 function send(message) {
-  const body = Buffer.from(JSON.stringify(message));
+  // Half a pair of UTF-16 has no place in a message.
+  const whole = (_, value) => (typeof value === 'string' ? value.toWellFormed?.() ?? value : value);
+  const body = Buffer.from(JSON.stringify(message, whole));
   const head = Buffer.alloc(4);
   head.writeUInt32BE(body.length);
   channel.write(Buffer.concat([head, body]));
@@ -116,7 +119,16 @@ function json(value, notes) {
     notes.push(`json: left out, ${text.length} letters are too many`);
     return {};
   }
+  if (!shallow(value, JSON_DEPTH)) {
+    notes.push(`json: left out, it is more than ${JSON_DEPTH} levels deep`);
+    return {};
+  }
   return { json: JSON.parse(text) };
+}
+
+function shallow(value, levels) {
+  if (value === null || typeof value !== 'object') return true;
+  return levels > 0 && Object.values(value).every((inner) => shallow(inner, levels - 1));
 }
 
 function cut(text, notes) {

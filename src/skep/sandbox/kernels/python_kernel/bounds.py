@@ -8,6 +8,7 @@ from typing import Any
 
 TEXT_BYTES = 256 << 10
 FORMAT_BYTES = 4 << 20
+JSON_DEPTH = 100
 PICTURE_BYTES = 8 << 20
 TABLE_BYTES = 1 << 20
 TABLE_ROWS = 1000

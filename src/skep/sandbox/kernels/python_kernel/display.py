@@ -117,5 +117,12 @@ def _keep_json(kept: dict[str, Any], data: Any, notes: list[str]) -> None:
         return  # not everything in it is JSON; the text shows it
     if len(encoded) > bounds.FORMAT_BYTES:
         notes.append(f"json: left out, {len(encoded):,} bytes are too many")
+    elif encoded.count("[") + encoded.count("{") > bounds.JSON_DEPTH and not _shallow(data, bounds.JSON_DEPTH):
+        notes.append(f"json: left out, it is more than {bounds.JSON_DEPTH} levels deep")
     else:
         kept["json"] = data
+
+
+def _shallow(data: Any, levels: int) -> bool:
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
+    return levels > 0 and all(_shallow(one, levels - 1) for one in inner)

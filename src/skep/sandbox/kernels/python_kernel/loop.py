@@ -43,21 +43,31 @@ class Kernel:
     def answer(self, request: dict[str, Any]) -> None:
         """Run one cell and say how it ended."""
         self._cell, self._shown = request["cell"], 0
-        error = None
+        error: BaseException | None
         self._interrupts.install()
-        self._interrupts.allow()
         try:
-            try:
-                self._run(request["code"])
-            finally:
-                self._publish_figures()
-        except BaseException as raised:  # noqa: BLE001  whatever a cell raises is its result, SystemExit too
+            error = self._outcome(request["code"])
+        except KeyboardInterrupt as raised:  # in the very moment of the cell's end
             error = raised
         self._interrupts.forbid()
         told = None if error is None else explain(error)
         self._flusher.flush()
         interrupted = isinstance(error, KeyboardInterrupt)
         self._channel.send({"type": "done", "cell": self._cell, "error": told, "interrupted": interrupted})
+
+    def _outcome(self, code: str) -> BaseException | None:
+        """Run a cell and return what it raised."""
+        self._interrupts.allow()
+        try:
+            try:
+                self._run(code)
+            finally:
+                self._publish_figures()
+        except BaseException as raised:  # noqa: BLE001  whatever a cell raises is its result, SystemExit too
+            return raised
+        finally:
+            self._interrupts.forbid()
+        return None
 
     def _run(self, code: str) -> None:
         name = f"<cell {self._cell}>"

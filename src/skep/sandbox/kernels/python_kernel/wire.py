@@ -65,7 +65,8 @@ class Channel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message whole, even when an interrupt comes meanwhile."""
-        data = json.dumps(message, separators=(",", ":")).encode("utf-8", "replace")
+        # Half a pair of UTF-16, as in names of files that are not UTF-8, has no place in a message.
+        data = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
         view = memoryview(len(data).to_bytes(4, "big") + data)
         if threading.current_thread() is threading.main_thread():
             with self._interrupts:
