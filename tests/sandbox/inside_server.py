@@ -12,9 +12,11 @@ import asyncio
 import http.client
 import re
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +58,12 @@ async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         case "big":
             await write_much(writer, int(path.partition("?")[2]))
         case "upgrade":
-            writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+            key = re.search(rb"(?i)sec-websocket-key: ([^\r]+)", head)
+            accept = sha1((key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+            writer.write(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Accept: " + b64encode(accept) + b"\r\n\r\n"
+            )
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
