@@ -79,7 +79,7 @@ def listen() -> None:
 
 def naive(host: str) -> bool:
     """Check the name's address, then connect to the name: as a proxy would that does not know better."""
-    if sys.argv[1] == "rebinding" and not is_public(socket.getaddrinfo(host, PORT)[0][4][0]):
+    if sys.argv[1] == "rebinding" and not is_public(str(socket.getaddrinfo(host, PORT)[0][4][0])):
         return False
     with socket.create_connection((host, PORT), 3) as connection:
         return connection.recv(64) == b"INTERNAL"

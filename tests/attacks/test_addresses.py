@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from skep.sandbox.binary import Bwrap
-from skep.sandbox.sandbox import Sandbox
 from tests.attacks.attack import outcome_in
 from tests.attacks.reach import HOST_NETWORK, Reach, network
 from tests.sandbox.egress.site import running_site
+
+from skep.sandbox.binary import Bwrap
+from skep.sandbox.sandbox import Sandbox
 
 SPELLINGS = [
     "127.0.0.1", "2130706433", "0177.0.0.1", "0x7f.1", "127.1", "0x7f000001", "017700000001", "0", "::ffff:127.0.0.1",

@@ -42,6 +42,7 @@ class Site:
     connections: int = 0
     #: The headers of earlier requests, for whoever asks for /stored.
     stored: bytes = b""
+    _serving: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -51,8 +52,20 @@ class Site:
     def tls_address(self) -> str:
         return f"127.0.0.1:{self.tls_port}"
 
+    async def hang_up(self) -> None:
+        """Close all connections."""
+        serving = dict(self._serving)
+        for task, writer in serving.items():
+            writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = writer
+        task.add_done_callback(self._serving.pop)
         with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, ValueError):
             while await self._serve_one(reader, writer):
                 pass
@@ -167,3 +180,4 @@ async def running_site(
     finally:
         plain.close()
         secure.close()
+        await site.hang_up()

@@ -15,6 +15,8 @@ from skep.sandbox.egress.policy import plain_host
 _FIRST = int(IPv4Address("198.18.0.0"))
 _SHARE = 16_384
 _SHARES = 8
+#: Fewer than a share: its last addresses stand for nothing, among them the one that a sandbox has itself.
+_MOST = 16_000
 _TTL_S = 1
 _HEADER = struct.Struct("!HHHHHH")
 _A, _IN = 1, 1
@@ -36,7 +38,7 @@ class Names:
     def address(self, name: str) -> str | None:
         """Return the address that stands for a name; None once the sandbox has asked for too many."""
         if name not in self._addresses:
-            if len(self._addresses) >= _SHARE - 1:
+            if len(self._addresses) >= _MOST:
                 return None
             address = str(IPv4Address(self._first + len(self._addresses)))
             self._addresses[name], self._names[address] = address, name

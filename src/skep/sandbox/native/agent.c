@@ -193,25 +193,40 @@ static int launch(const char *place) {
 
 /* ---- door --------------------------------------------------------------------------------------------- */
 
+/* Send the kernel one request, with one attribute behind it, and return how it went. */
+static int ask_kernel(struct nlmsghdr *ask, int kind, const void *value, size_t size) {
+    struct rtattr *attribute = (void *)((char *)ask + NLMSG_ALIGN(ask->nlmsg_len));
+    attribute->rta_type = kind;
+    attribute->rta_len = RTA_LENGTH(size);
+    memcpy(RTA_DATA(attribute), value, size);
+    ask->nlmsg_len = NLMSG_ALIGN(ask->nlmsg_len) + RTA_LENGTH(size);
+    struct { struct nlmsghdr head; struct nlmsgerr error; char rest[256]; } answer;
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    if (fd < 0 || send(fd, ask, ask->nlmsg_len, 0) < 0 || recv(fd, &answer, sizeof answer, 0) < 0) return -1;
+    close(fd);
+    errno = -answer.error.error;
+    return answer.error.error ? -1 : 0;
+}
+
 /* Make every address of a family a local one: what is sent anywhere arrives at this namespace's own sockets. */
 static int lead_home(int family) {
-    struct { struct nlmsghdr head; struct rtmsg route; char attributes[64]; } ask = {
+    struct { struct nlmsghdr head; struct rtmsg route; char attribute[64]; } ask = {
         .head = {.nlmsg_len = NLMSG_LENGTH(sizeof(struct rtmsg)), .nlmsg_type = RTM_NEWROUTE,
                  .nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE},
         .route = {.rtm_family = family, .rtm_table = RT_TABLE_LOCAL, .rtm_protocol = RTPROT_STATIC,
                   .rtm_scope = family == AF_INET ? RT_SCOPE_HOST : RT_SCOPE_UNIVERSE, .rtm_type = RTN_LOCAL}};
-    struct rtattr *device = (void *)((char *)&ask + NLMSG_ALIGN(ask.head.nlmsg_len));
     int loopback = if_nametoindex("lo");
-    device->rta_type = RTA_OIF;
-    device->rta_len = RTA_LENGTH(sizeof loopback);
-    memcpy(RTA_DATA(device), &loopback, sizeof loopback);
-    ask.head.nlmsg_len = NLMSG_ALIGN(ask.head.nlmsg_len) + RTA_LENGTH(sizeof loopback);
-    struct { struct nlmsghdr head; struct nlmsgerr error; char rest[256]; } answer;
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
-    if (fd < 0 || send(fd, &ask, ask.head.nlmsg_len, 0) < 0 || recv(fd, &answer, sizeof answer, 0) < 0) return -1;
-    close(fd);
-    errno = -answer.error.error;
-    return answer.error.error ? -1 : 0;
+    return ask_kernel(&ask.head, RTA_OIF, &loopback, sizeof loopback);
+}
+
+/* Programs that look names up only for families in use want to see an address besides loopback's. */
+static int show_address(void) {
+    struct { struct nlmsghdr head; struct ifaddrmsg address; char attribute[64]; } ask = {
+        .head = {.nlmsg_len = NLMSG_LENGTH(sizeof(struct ifaddrmsg)), .nlmsg_type = RTM_NEWADDR,
+                 .nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE},
+        .address = {.ifa_family = AF_INET, .ifa_prefixlen = 32, .ifa_index = if_nametoindex("lo")}};
+    struct in_addr address = {htonl(0xC613FFFE)}; /* 198.19.255.254, which stands for no name */
+    return ask_kernel(&ask.head, IFA_LOCAL, &address, sizeof address);
 }
 
 /* One socket for both families where the namespace has IPv6, for IPv4 alone where not. */
@@ -243,7 +258,7 @@ static int open_door(const struct order *o, int *fds) {
     int owner = ioctl(fds[0], NS_GET_USERNS);
     if (size < 0 || owner < 0 || setns(owner, CLONE_NEWUSER) || setns(fds[0], CLONE_NEWNET))
         fail("cannot enter the sandbox's network");
-    if (o->a && lead_home(AF_INET)) fail("cannot set the sandbox's routes");
+    if (o->a && (lead_home(AF_INET) || show_address())) fail("cannot set the sandbox's routes");
     int family = lead_home(AF_INET6) ? AF_INET : AF_INET6;
     for (size_t i = 0; i < size / sizeof *ports; i++) {
         for (int type = SOCK_STREAM; type == SOCK_STREAM || (type == SOCK_DGRAM && ports[i] == 53);
