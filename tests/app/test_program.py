@@ -85,3 +85,17 @@ async def test_an_error_inside_still_closes_everything(paths: Paths) -> None:
     assert len(asyncio.all_tasks()) == 1
     reopened = await Database.open(paths.default_state_url, migrate=False)
     await reopened.close()
+
+
+async def test_each_database_keeps_its_signed_ends_apart(paths: Paths, tmp_path: Path) -> None:
+    """A log that is in one database is not missed in another of the same home."""
+    other = Settings(state_url=f"sqlite:///{tmp_path / 'other.db'}")
+    async with open_program(paths, Settings()) as program:
+        await program.accounts.ensure("acme")
+        await program.hives.create("garden", account_id="acme", actor="cli:me")
+    async with open_program(paths, other) as program:
+        assert (await verify(program.database, signer=program.signer)).ok
+    async with open_program(paths, Settings()) as program:
+        verdict = await verify(program.database, signer=program.signer)
+        assert verdict.ok
+        assert verdict.unanchored == 0

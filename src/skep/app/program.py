@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from skep.state.database import Database
 from skep.state.flags import Rollouts
 from skep.state.hives import Hives
 from skep.state.leases import Leases
+from skep.state.location import Location
 from skep.state.log import EventLog
 
 
@@ -45,6 +47,14 @@ def signing_key(paths: Paths) -> Path:
     return paths.home / "keys" / "events.pem"
 
 
+def checkpoints_folder(paths: Paths, database: Database) -> Path:
+    """Say where the signed ends of a database's logs are kept: apart for each, so that none is missed in another."""
+    keys = signing_key(paths).parent
+    if database.location == Location.parse(paths.default_state_url):
+        return keys / "checkpoints"
+    return keys / f"checkpoints-{hashlib.sha256(str(database.location).encode()).hexdigest()[:16]}"
+
+
 def state_url(paths: Paths, settings: Settings) -> str:
     return settings.state_url or paths.default_state_url
 
@@ -58,7 +68,8 @@ async def open_program(paths: Paths, settings: Settings) -> AsyncIterator[Progra
     database = await Database.open(state_url(paths, settings))
     structlog.get_logger("skep.app").debug("opened", database=str(database.location), config=str(paths.config))
     try:
-        signer = await asyncio.to_thread(Signer.open, signing_key(paths))
+        anchors = checkpoints_folder(paths, database)
+        signer = await asyncio.to_thread(Signer.open, signing_key(paths), anchors=anchors)
         log = EventLog(database, signer=signer)
         config = ConfigWatch(paths, settings, applied=_log_change, refused=_log_refusal)
         watching = asyncio.create_task(config.run(), name="skep config watch")
