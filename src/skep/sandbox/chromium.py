@@ -46,8 +46,12 @@ _FLAGS = (
     "--metrics-recording-only",
     "--no-pings",
     "--disable-features=AutofillServerCommunication,CertificateTransparencyComponentUpdater,DialMediaRouteProvider,"
-    "InterestFeedContentSuggestions,MediaRouter,NetworkTimeServiceQuerying,OptimizationGuideModelDownloading,"
-    "OptimizationHints,Translate",
+    "HttpsUpgrades,InterestFeedContentSuggestions,MediaRouter,NetworkTimeServiceQuerying,"
+    "OptimizationGuideModelDownloading,OptimizationHints,PaintHolding,Translate",
+    # Nobody looks at the window, and yet its pages are in use.
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
 )
 
 

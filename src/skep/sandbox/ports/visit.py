@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from skep.errors import SkepError
-from skep.sandbox.egress.http import Head, Malformed, refusal
-from skep.sandbox.ports.answer import SWITCHING, Answer, parse_answer
+from skep.sandbox.egress.http import Answer, Framing, Head, Malformed, parse_answer, refusal
 from skep.sandbox.ports.token import NotAdmitted, Token, Welcome
 from skep.sandbox.ports.wire import Wire, carry_bytes, carry_chunks, carry_rest, join
 
 _GOODBYE_S = 1.0
+_SWITCHING = 101
 
 Dial = Callable[[], Awaitable[socket.socket]]
 
@@ -140,18 +140,15 @@ class Visit:
             block = await inside.answer_head()
             if not block:
                 return self._without_answer()
-            answer = parse_answer(block, request)
             self._answered = True
             await self._client.write(block)
-            if answer is None:
-                await carry_rest(inside, self._client)
-                return False
-            if answer.status == SWITCHING and request.upgrades:
+            answer, framing = _read(block, request)
+            if answer is not None and answer.status == _SWITCHING and request.upgrades:
                 await join(self._client, inside)
                 return False
-            if not answer.interim:
-                await self._carry_answer_body(answer, inside)
-                return answer.persistent and answer.status != SWITCHING
+            if answer is None or not answer.is_interim:
+                await self._carry_answer_body(framing, inside)
+                return answer is not None and framing != "end" and answer.stays and request.stays
 
     def _without_answer(self) -> bool:
         """Tell of a server that hung up. One that had answered before may only have grown tired of waiting."""
@@ -159,13 +156,14 @@ class Visit:
             raise NotAdmitted("502", "The server inside ended the connection without an answer.")
         return False
 
-    async def _carry_answer_body(self, answer: Answer, inside: Wire) -> None:
-        if answer.length is None:
-            await carry_rest(inside, self._client)
-        elif isinstance(answer.length, str):
-            await carry_chunks(inside, self._client.write)
-        else:
-            await carry_bytes(inside, answer.length, self._client.write)
+    async def _carry_answer_body(self, framing: Framing, inside: Wire) -> None:
+        match framing:
+            case "end":
+                await carry_rest(inside, self._client)
+            case "chunks":
+                await carry_chunks(inside, self._client.write)
+            case int(length):
+                await carry_bytes(inside, length, self._client.write)
 
     async def _refuse(self, answer: bytes) -> None:
         if not self._answered:
@@ -194,6 +192,18 @@ class Visit:
         if self._flowing and now - self._set_at > self._bounds.idle_s / 8 and not self._clock.expired():
             self._set_at = now
             self._clock.reschedule(now + self._bounds.idle_s)
+
+
+def _read(block: bytes, request: Head) -> tuple[Answer | None, Framing]:
+    """Read the head of an answer, and how its body ends. What is not one goes on as it is, to the end."""
+    if not block.endswith(b"\r\n\r\n"):
+        return None, "end"
+    try:
+        answer = parse_answer(block)
+        framing = answer.framing(request.method)
+    except Malformed:
+        return None, "end"
+    return (None, "end") if answer.status == _SWITCHING and not request.upgrades else (answer, framing)
 
 
 def _now() -> float:
