@@ -336,6 +336,39 @@ async def test_a_cancelled_cell_is_interrupted_and_the_context_goes_on(interpret
     assert (cell.text, cell.stdout) == ("4", "")
 
 
+async def test_an_interrupt_that_comes_too_late_does_not_meet_the_next_cell(interpreter: Interpreter) -> None:
+    """The time is up in the moment in which the cell ends, again and again."""
+    await interpreter.run("import time\nkept = 1")
+    for number in range(60):
+        await interpreter.run("time.sleep(0.004)", timeout_s=0.0035 + number * 0.00005)
+        cell = await interpreter.run("for _ in range(2000): kept\nkept")
+        assert (cell.outcome, cell.text, cell.restarted) == ("ok", "1", False)
+
+
+async def test_cells_cancelled_at_any_moment_leave_the_context_whole(interpreter: Interpreter) -> None:
+    context = interpreter.context()
+    await context.run("import time\nkept = 1")
+    for number in range(60):
+        running = asyncio.create_task(context.run("time.sleep(0.002)\nprint('x')\ndisplay(1)"))
+        await asyncio.sleep(number * 0.0001)
+        running.cancel()
+        await asyncio.wait([running])
+    cell = await context.run("kept")
+    assert (cell.text, cell.restarted, cell.stdout) == ("1", False, "")
+
+
+async def test_a_cell_cancelled_before_it_began_does_not_cost_the_variables(interpreter: Interpreter) -> None:
+    context = interpreter.context()
+    await context.run("kept = 1")
+    for number in range(12):
+        running = asyncio.create_task(context.run("while True: kept"))
+        await asyncio.sleep(number * 0.0001)
+        running.cancel()
+        await asyncio.wait([running])
+        cell = await context.run("kept")
+        assert (cell.text, cell.restarted) == ("1", False)
+
+
 async def test_a_restart_forgets_everything_and_is_said_once(interpreter: Interpreter) -> None:
     context = interpreter.context()
     await context.run("x = 1")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from skep.errors import InvalidRequest, SandboxLost
@@ -162,7 +163,7 @@ class KernelContext(Context):
             if not await kernel.give(self.cells, code):
                 return await self._died(kernel, deadline, restarted=self._was_lost())
         restarted = self._was_lost()
-        deadline.start(kernel.process)
+        deadline.start(kernel.interrupt, kernel.process.kill)
         try:
             done = await kernel.collect(capture)
         except asyncio.CancelledError:
@@ -175,15 +176,25 @@ class KernelContext(Context):
     async def _ready(self) -> Kernel:
         """Return a kernel that waits for a cell, a fresh one if need be."""
         kernel = self._kernel
-        if kernel is not None and kernel.alive and kernel.running is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE_S):
-                    await kernel.collect(Nowhere())
+        if kernel is not None:
+            await self._settle(kernel)
         if kernel is not None and (not kernel.alive or kernel.running is not None):
             await self._discard()
         if self._kernel is None:
             self._kernel = await self._start()
         return self._kernel
+
+    async def _settle(self, kernel: Kernel) -> None:
+        """Bring a cell that was given up to its end, if that can be done soon."""
+        attempts = 8
+        for _ in range(attempts):
+            if not kernel.alive or kernel.running is None:
+                return
+            # Once more each time: one that comes before the cell has begun is lost.
+            await kernel.interrupt()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE_S / attempts):
+                    await kernel.collect(Nowhere())
 
     async def _discard(self) -> None:
         kernel, self._kernel = self._kernel, None
@@ -250,7 +261,7 @@ class BashContext(Context):
             self._shell = await self._sandbox.shell()
         restarted, self._interrupted = self._was_lost(), False
         self._process = process = await self._sandbox.start(self._shell.argv(code))
-        deadline.start(process)
+        deadline.start(partial(process.signal, signal.SIGINT), process.kill)
         try:
             exit = await self._carry(process, capture)
         except asyncio.CancelledError:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from skep.errors import SandboxLost
 
-if TYPE_CHECKING:
-    from skep.sandbox.sandbox import Process
+Act = Callable[[], Awaitable[None]]
 
 
 class Deadline:
@@ -22,24 +20,24 @@ class Deadline:
         self.passed = False
         self._grace_s = grace_s
         self._watch: asyncio.TimerHandle | None = None
-        self._act: asyncio.Task[None] | None = None
+        self._acting: asyncio.Task[None] | None = None
 
-    def start(self, process: Process) -> None:
+    def start(self, interrupt: Act, kill: Act) -> None:
         if math.isfinite(self.after_s):
-            self._watch = asyncio.get_running_loop().call_later(self.after_s, self._pass, process)
+            self._watch = asyncio.get_running_loop().call_later(self.after_s, self._pass, interrupt, kill)
 
     def cancel(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        if self._act is not None:
-            self._act.cancel()
+        if self._acting is not None:
+            self._acting.cancel()
 
-    def _pass(self, process: Process) -> None:
+    def _pass(self, interrupt: Act, kill: Act) -> None:
         self.passed = True
-        self._act = asyncio.create_task(self._stop(process))
+        self._acting = asyncio.create_task(self._stop(interrupt, kill))
 
-    async def _stop(self, process: Process) -> None:
+    async def _stop(self, interrupt: Act, kill: Act) -> None:
         with suppress(SandboxLost):
-            await process.signal(signal.SIGINT)
+            await interrupt()
             await asyncio.sleep(self._grace_s)
-            await process.kill()
+            await kill()

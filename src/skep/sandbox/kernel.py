@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from skep.errors import InvalidRequest, SandboxLost
+from skep.errors import InvalidRequest, LimitReached, SandboxLost
 from skep.sandbox.results import CellError, Done, Message, Ready, Result, Shown, read_message
 from skep.sandbox.sandbox import Exit, Process, Stream
 
@@ -51,12 +51,14 @@ class Nowhere:
 class Kernel:
     """A running kernel. Cells are given to it one at a time."""
 
-    def __init__(self, process: Process, channel: socket.socket) -> None:
+    def __init__(self, sandbox: Sandbox, process: Process, channel: socket.socket) -> None:
         self.process = process
         self.version = ""
         self.missing: tuple[str, ...] = ()
         #: The cell that was given to it and has not been answered.
         self.running: int | None = None
+        self._sandbox = sandbox
+        self._interrupted = False
         self._channel = channel
         self._received = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -67,7 +69,7 @@ class Kernel:
         """Start a kernel and wait until it serves; one that cannot is `InvalidRequest` with what it said."""
         process = await sandbox.start(argv, env=env, channel=True)
         assert process.channel is not None
-        kernel = cls(process, process.channel)
+        kernel = cls(sandbox, process, process.channel)
         try:
             await kernel._ready()
         except BaseException:
@@ -81,6 +83,8 @@ class Kernel:
 
     async def give(self, number: int, code: str) -> bool:
         """Hand it a cell; say whether it was still there to take it."""
+        if self._interrupted:
+            await self._let_signals_arrive()
         body = json.dumps({"cell": number, "code": code}).encode()
         self.running = number  # from the first byte on: half a request leaves the kernel waiting for the rest
         try:
@@ -100,12 +104,11 @@ class Kernel:
         finally:
             await _cancelled(pumps)
         drain(self.process, sink)
-        if done is not None:
-            self.running = None
         return done
 
     async def interrupt(self) -> None:
         """Send Ctrl-C to the kernel and to the programs that the cell started."""
+        self._interrupted = True
         await self.process.signal(signal.SIGINT)
 
     async def ended(self) -> Exit:
@@ -131,6 +134,13 @@ class Kernel:
             await self.process.wait()
         with contextlib.suppress(OSError):
             self._channel.shutdown(2)
+
+    async def _let_signals_arrive(self) -> None:
+        """Wait until an interrupt for an earlier cell has been delivered: a late one would meet the next cell."""
+        # A sandbox carries orders out one after the other, so whatever is answered now was asked after the signal.
+        with contextlib.suppress(LimitReached):
+            await self._sandbox.run(["/bin/true"])
+        self._interrupted = False
 
     async def _ready(self) -> None:
         try:
@@ -158,38 +168,39 @@ class Kernel:
                     sink.shown(result)
                     await asyncio.sleep(0)
                 case Done(cell=cell) if cell == self.running:
+                    self.running = None
                     return message
                 case _:
                     continue  # about a cell that was given up
 
     async def _receive(self) -> Message | None:
         """Return the next message; None at the end, and for anything that is no message, which is the end too."""
-        head = await self._take(_HEAD_BYTES)
-        size = int.from_bytes(head, "big")
-        if len(head) < _HEAD_BYTES or size > _MOST_BYTES:
+        # Nothing is taken before all of it is there: a call that is cancelled meanwhile must lose no part.
+        if not await self._have(_HEAD_BYTES):
             return None
-        body = await self._take(size)
-        if len(body) < size:
+        end = _HEAD_BYTES + int.from_bytes(self._received[:_HEAD_BYTES], "big")
+        if end > _MOST_BYTES or not await self._have(end):
             return None
+        body = bytes(self._received[_HEAD_BYTES:end])
+        del self._received[:end]
         try:
             return read_message(body)
         except ValueError:
             return None
 
-    async def _take(self, count: int) -> bytes:
+    async def _have(self, count: int) -> bool:
+        """Receive until so many bytes are there; say whether they came."""
         while len(self._received) < count:
             try:
                 piece = await self._loop.sock_recv(self._channel, _PIECE)
             except OSError:
                 piece = b""
             if not piece:
-                return b""
+                return False
             self._received += piece
             if len(piece) == _PIECE:
                 await asyncio.sleep(0)  # a socket that is never empty must not keep the loop to itself
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
+        return True
 
 
 async def pump(stream: Stream, name: str, sink: Sink) -> None:

@@ -57,9 +57,9 @@ class Kernel:
 
     def _outcome(self, code: str) -> BaseException | None:
         """Run a cell and return what it raised."""
-        self._interrupts.allow()
         try:
             try:
+                self._interrupts.allow()
                 self._run(code)
             finally:
                 self._publish_figures()

@@ -22,9 +22,15 @@ class Interrupts:
     def install(self) -> None:
         signal.signal(signal.SIGINT, self._arrived)
 
-    def allow(self) -> None:
+    def forget(self) -> None:
+        """Drop what came so far: it was meant for a cell that is over."""
         self._missed = False
+
+    def allow(self) -> None:
         self._held = 0
+        if self._missed:
+            self._missed = False
+            raise KeyboardInterrupt
 
     def forbid(self) -> None:
         self._held = 1
@@ -77,6 +83,7 @@ class Channel:
     def receive(self) -> Any:
         """Return the next message, or None at the end."""
         head = self._read(4)
+        self._interrupts.forget()
         body = self._read(int.from_bytes(head, "big")) if head else b""
         return json.loads(body) if body else None
 
