@@ -37,14 +37,14 @@ def test_depth_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     os.chdir(tmp_path / "d")
     try:
-        for _ in range(3000):
+        for _ in range(1200):
             Path("d").mkdir()
             os.chdir("d")
         Path("file").write_bytes(b"x" * 100_000)
     finally:
         os.chdir(before)
     counted = _count(tmp_path)
-    assert counted.inodes == 3002
+    assert counted.inodes == 1202
     assert counted.size >= 100_000
     erase(str(tmp_path / "d"), (tmp_path / "d").stat().st_ino)
 

@@ -41,6 +41,7 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._usage: Usage | None = None
         self._room = Usage(0, 0)
+        self._in_memory = 0
         #: Somebody has paused the sandbox: nothing in it moves, and measuring must not set it going again.
         self.paused = False
         #: How often a process was ended for memory, and how often there were as many as may be.
@@ -68,6 +69,7 @@ class Watcher:
                 self._running = {process for process in self._running if process.exit is None}
                 if not self.paused:
                     await self._look_at_disk()
+                    await self._look_at_memory_folders()
                     if self._watch_memory:
                         await self._look_at_processes()
                 await asyncio.sleep(_LOOK_S if self._running else _IDLE_LOOK_S)
@@ -91,9 +93,19 @@ class Watcher:
         too_large = now.size > max(self._limits.disk_bytes, before.size + _SLACK_BYTES)
         too_many = now.inodes > max(self._limits.inodes, before.inodes + _SLACK_INODES)
         if too_large or too_many:
-            for process in self._running:
-                process.stop_for("disk")
-            await self._agent.signal_inside(-1, signal.SIGKILL)
+            await self._end_all()
+
+    async def _look_at_memory_folders(self) -> None:
+        """Hold the number of files in folders that the kernel limits in size alone: each takes memory of its own."""
+        now = await self._files.examine(_files_in_memory)
+        if now > max(self._limits.inodes, self._in_memory + _SLACK_INODES):
+            await self._end_all()
+        self._in_memory = now if now > self._limits.inodes else 0
+
+    async def _end_all(self) -> None:
+        for process in self._running:
+            process.stop_for("disk")
+        await self._agent.signal_inside(-1, signal.SIGKILL)
 
     async def _halted(self, work: Callable[[], Awaitable[None]]) -> None:
         await self._agent.ask(PAUSE)
@@ -110,6 +122,22 @@ class Watcher:
         if sum(use.values()) > self._limits.memory_bytes:
             self.memory_kills += 1
             await self._agent.signal_inside(max(use, key=use.__getitem__), signal.SIGKILL)
+
+
+def _files_in_memory(root_fd: int) -> int:
+    return sum(_inodes(root_fd, folder) for folder in ("tmp", "cache", "dev/shm"))
+
+
+def _inodes(root_fd: int, folder: str) -> int:
+    try:
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd)
+    except OSError:
+        return 0  # the sandbox is going
+    try:
+        found = os.statvfs(fd)
+    finally:
+        os.close(fd)
+    return found.f_files - found.f_ffree
 
 
 def _held_open(root_fd: int) -> Usage:
