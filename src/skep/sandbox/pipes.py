@@ -81,6 +81,10 @@ class WriteEnd:
         self._open = True
         self._turn = asyncio.Lock()
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     async def write(self, data: bytes) -> None:
         async with self._turn:
             await self._write(memoryview(data))

@@ -85,7 +85,8 @@ class AgentProcess(Process):
     async def resize(self, size: Size) -> None:
         if self._stdin is None or not self._terminal:
             raise InvalidRequest("the process has no terminal", hint="start it with a terminal size")
-        fcntl.ioctl(self._stdin.fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
+        if self._stdin.is_open:
+            fcntl.ioctl(self._stdin.fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
     def release(self) -> None:
         for end in (self._stdin, self.stdout, self.stderr):

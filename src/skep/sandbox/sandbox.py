@@ -54,6 +54,12 @@ class Size:
     rows: int = 24
     columns: int = 80
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.rows < 65536 and 0 <= self.columns < 65536):
+            raise InvalidRequest(
+                f"a terminal cannot have {self.rows} rows and {self.columns} columns", hint="use numbers below 65536"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:

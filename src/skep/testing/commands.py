@@ -310,6 +310,17 @@ class StreamPromises:
         process.release()
 
     @promise
+    async def test_a_channel_is_a_socket_for_both_directions(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start("read -r x; echo answer to $x >&0; echo out", channel=True)
+        assert process.channel is not None
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(process.channel, b"question\n")
+        assert await loop.sock_recv(process.channel, 100) == b"answer to question\n"
+        assert await output_of(process.stdout) == b"out\n"
+        assert await loop.sock_recv(process.channel, 100) == b""
+        process.release()
+
+    @promise
     async def test_two_writers_at_once_both_get_through(self, sandbox: Sandbox) -> None:
         process = await sandbox.start("cat > both; wc -c < both", stdin=True)
         await asyncio.gather(process.write(b"a" * 3 * MIB), process.write(b"b" * 3 * MIB))

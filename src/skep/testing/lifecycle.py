@@ -195,6 +195,11 @@ async def _busy_commands(sandbox: Sandbox) -> None:
         await sandbox.run("true")
 
 
+async def _until_gone(sandbox: Sandbox) -> None:
+    await sandbox.gone()
+    await sandbox.run("true")
+
+
 WAITS: dict[str, Wait] = {
     "run": lambda sandbox: sandbox.run("sleep 1000"),
     "run that ignores every signal": lambda sandbox: sandbox.run("trap '' TERM INT HUP; while :; do sleep 1; done"),
@@ -205,6 +210,7 @@ WAITS: dict[str, Wait] = {
     "a terminal": _terminal,
     "a job": _attached,
     "a watch": _watched,
+    "its end": _until_gone,
     "a shell": _shell,
     "files": _busy_files,
     "commands": _busy_commands,

@@ -100,6 +100,29 @@ class TerminalPromises:
         process.release()
 
     @promise
+    async def test_the_erase_key_takes_back_a_whole_character(self, sandbox: Sandbox) -> None:
+        process = await _started(sandbox, "read -r line; printf '%s' \"$line\" | od -An -tx1")
+        await process.write("aż\x7fb\n".encode())
+        assert (await output_of(process.stdout)).split() == [b"61", b"62"]
+        process.release()
+
+    @promise
+    async def test_a_terminal_that_is_gone_has_no_size_to_change(self, sandbox: Sandbox) -> None:
+        process = await _started(sandbox, "exec true")
+        await process.wait()
+        await process.resize(Size(10, 10))
+        process.release()
+        await process.resize(Size(10, 10))
+
+    @pytest.mark.parametrize("size", [(-1, 80), (24, 65536), (1 << 40, 80)])
+    @promise
+    async def test_a_size_that_no_terminal_has_is_the_callers_mistake(
+        self, sandbox: Sandbox, size: tuple[int, int]
+    ) -> None:
+        with pytest.raises(InvalidRequest):
+            await sandbox.start(["true"], terminal=Size(*size))
+
+    @promise
     async def test_a_terminal_belongs_to_one_process_and_its_own(self, sandbox: Sandbox) -> None:
         first = await _started(sandbox, "tty; read -r x; echo got $x")
         second = await _started(sandbox, "tty; read -r x; echo got $x")

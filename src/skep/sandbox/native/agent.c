@@ -332,6 +332,11 @@ static int open_terminal(const struct order *o, char *path, size_t size) {
     if (ioctl(master, TIOCSPTLCK, &unlock) || ioctl(master, TIOCGPTN, &number)) { close(master); return -1; }
     struct winsize window = {.ws_row = o->b, .ws_col = o->c};
     ioctl(master, TIOCSWINSZ, &window);
+    struct termios modes;
+    if (!tcgetattr(master, &modes)) { /* So that the erase key takes back a whole character. */
+        modes.c_iflag |= IUTF8;
+        tcsetattr(master, TCSANOW, &modes);
+    }
     snprintf(path, size, "/dev/pts/%d", number);
     return master;
 }
