@@ -17,7 +17,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -96,7 +96,7 @@ class BubblewrapSandbox(Sandbox):
             agent.close()
             await launcher.end()
             raise
-        if spares and launcher.group.folders:
+        if spares:
             spare().refill()
         sweep_once()
         return cls(recipe, launcher, agent, Tree(root, owner=plan.owner, lost=agent.lost), passage)
@@ -237,11 +237,16 @@ def draw_plan(
             for plank in network_planks(certificate):
                 plank.lay(plan)
         plan.add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
-        plan.seccomp(seccomp.assemble() if filter_program is None else filter_program)
+        plan.seccomp(_usual_filter() if filter_program is None else filter_program)
     except BaseException:
         plan.close()
         raise
     return plan
+
+
+@cache
+def _usual_filter() -> bytes:
+    return seccomp.assemble()
 
 
 def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:

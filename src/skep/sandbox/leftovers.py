@@ -75,9 +75,12 @@ def records_folder() -> Path:
     runtime = Path("/run") if uid == 0 else Path("/run/user") / str(uid)
     # Without a runtime folder of the user's own the common one serves: it is checked, so nobody can plant it.
     folder = runtime / "skep" if os.access(runtime, os.W_OK) else Path("/tmp") / f"skep-{uid}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise SandboxUnusable(f"{folder} is not a private folder of this user", hint=f"remove {folder} and try again")
     return folder
