@@ -114,6 +114,18 @@ class Launcher:
     @classmethod
     def start(cls) -> Launcher:
         """Start a launcher and send it into control groups of its own."""
+        with _starting:
+            launcher = cls._start()
+            _held[launcher.id] = launcher
+        try:
+            _send_into(launcher.group, launcher.control)
+        except BaseException:
+            launcher.end_now()
+            raise
+        return launcher
+
+    @classmethod
+    def _start(cls) -> Launcher:
         sandbox_id = secrets.token_hex(8)
         record = Record.open(sandbox_id)
         group = Group.plan(Place.find(lambda trial: record.note(trial, None)))
@@ -132,14 +144,7 @@ class Launcher:
             raise
         finally:
             theirs.close()
-        launcher = cls(sandbox_id, pid, ours, group, record, complaints)
-        _held[sandbox_id] = launcher
-        try:
-            _send_into(group, ours)
-        except BaseException:
-            launcher.end_now()
-            raise
-        return launcher
+        return cls(sandbox_id, pid, ours, group, record, complaints)
 
     async def go(self, agent: Agent, plan: Plan, limits: Limits) -> None:
         """Set the limits, then become bwrap as planned."""
@@ -238,16 +243,18 @@ def spare() -> Spare:
     """Return this process's spare launcher; it goes with the process."""
     kept = Spare()
     atexit.register(kept.drop)
-    os.register_at_fork(after_in_child=_let_all_go)
+    os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_let_all_go)
     return kept
 
 
-#: The launchers of this process.
+#: The launchers of this process; one that is being started is added before anybody can fork.
 _held: dict[str, Launcher] = {}
+_starting = threading.Lock()
 
 
 def _let_all_go() -> None:
     """Keep nothing of the parent's sandboxes in a forked child: by its copies they would outlive the parent."""
+    _starting.release()
     for launcher in _held.values():
         launcher.let_go()
     _held.clear()
