@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sandbox.inside_server import PORT, ask, served
+from tests.sandbox.inside_server import PORT, ask, served, until
 
 from skep.errors import Denied, InvalidRequest, NotFound, SandboxLost, Unavailable
 from skep.sandbox.browser import Browser
@@ -176,14 +176,19 @@ async def test_nothing_goes_out_that_no_page_asked_for(page: Browser, site: Site
 
 
 async def test_nothing_of_the_browser_stays(sandbox: Sandbox) -> None:
-    """No profile, no cache, no process, no file in the workspace."""
-    before = await sandbox.run("ls -A /tmp /cache /workspace /dev/shm; ps -eo comm= | sort")
+    """No profile, no cache, no file in the workspace, and shortly after no process."""
+    places = ["ls", "-A", "/tmp", "/cache", "/workspace", "/dev/shm"]
+    before = (await sandbox.run(places)).text
     async with Browser.open(sandbox) as page:
         await page.navigate("http://garden.test/")
-        during = await sandbox.run("ls -A /tmp; ps -eo comm=")
-        assert during.text.count("chrom") > 2
-    after = await sandbox.run("ls -A /tmp /cache /workspace /dev/shm; ps -eo comm= | sort")
-    assert after.text == before.text
+        assert "chromium-" in (await sandbox.run(places)).text
+        assert (await sandbox.run(["ps", "-eo", "args="])).text.count("chromium") > 2
+    assert (await sandbox.run(places)).text == before
+
+    async def all_ended() -> bool:
+        return "chrom" not in (await sandbox.run(["ps", "-eo", "args="])).text
+
+    await until(all_ended)
 
 
 async def test_each_browser_starts_afresh(sandbox: Sandbox) -> None:

@@ -81,16 +81,11 @@ class Browser:
     async def open(cls, sandbox: Sandbox, *, timeout_s: float = 30.0) -> AsyncIterator[Browser]:
         """Start Chromium in a sandbox; it ends with the block. `timeout_s` is the default of every act."""
         async with AsyncExitStack() as stack:
+            # Both take their time, so they start together.
             starting = asyncio.ensure_future(_start_driver())
-            try:
-                chromium = await stack.enter_async_context(Chromium.start(sandbox, timeout_s=timeout_s))
-            except BaseException:
-                starting.cancel()
-                with suppress(asyncio.CancelledError, SkepError):
-                    await (await starting).stop()
-                raise
-            driver = await starting
-            stack.push_async_callback(driver.stop)
+            stack.push_async_callback(_stop_driver, starting)
+            chromium = await stack.enter_async_context(Chromium.start(sandbox, timeout_s=timeout_s))
+            driver = await asyncio.shield(starting)
             port = await stack.enter_async_context(await sandbox.expose(chromium.port, bounds=_BOUNDS))
             address = port.url.replace("http:", "ws:", 1).rstrip("/") + chromium.path
             with _explained("connecting to Chromium", timeout_s, Unavailable):
@@ -281,6 +276,11 @@ async def _start_driver() -> Playwright:
     except ImportError as error:
         raise SandboxUnusable("Playwright is not installed", hint="pip install 'skep[browser]'") from error
     return await async_playwright().start()
+
+
+async def _stop_driver(starting: asyncio.Future[Playwright]) -> None:
+    with suppress(SkepError):  # then there is none, and whoever waited for it was told
+        await (await starting).stop()
 
 
 async def _allow_downloads(session: CDPSession, *, allow: bool) -> None:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Protocol, Self
 
 from skep.errors import Conflict, InvalidRequest
-from skep.sandbox.egress.http import refusal
 from skep.sandbox.ports.token import NAME, Token
 from skep.sandbox.ports.visit import Bounds, Visit
 
@@ -127,19 +126,20 @@ class Exposure:
                     raise
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if len(self._visits) >= self._bounds.connections:
-                self._turn_away(client)
-                continue
-            visit = Visit(client, partial(self._sandbox.connect, self.port), self._token, self._bounds)
-            task = asyncio.ensure_future(visit.serve())
-            self._visits.add(task)
-            task.add_done_callback(self._visits.discard)
+            self._receive(client)
 
-    def _turn_away(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
-            if self._token is not None:
-                client.setblocking(False)
-                client.send(refusal("503", f"{self._bounds.connections} connections are open; close one first."))
+    def _receive(self, client: socket.socket) -> None:
+        visit = Visit(client, partial(self._sandbox.connect, self.port), self._token, self._bounds)
+        # Twice as many as are served may be here for as long as it takes to be told so.
+        if len(self._visits) < self._bounds.connections:
+            task = asyncio.ensure_future(visit.serve())
+        elif len(self._visits) < 2 * self._bounds.connections:
+            task = asyncio.ensure_future(visit.turn_away())
+        else:
+            visit.close()
+            return
+        self._visits.add(task)
+        task.add_done_callback(self._visits.discard)
 
     def _stop_listening(self) -> None:
         """Close the listener, and take a unix socket's name away if it is still this socket's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 from skep.errors import SkepError
@@ -47,15 +47,30 @@ class Visit:
 
     async def serve(self) -> None:
         """Carry the connection; return when it has ended, for whatever reason."""
+        await self._to_its_end(self._pass_through() if self._token is None else self._serve_requests(self._token))
+
+    async def turn_away(self) -> None:
+        """Say that there are too many, and end the connection."""
+        await self._to_its_end(self._say_full())
+
+    def close(self) -> None:
+        for wire in (self._client, self._inside):
+            if wire is not None:
+                wire.close()
+
+    async def _to_its_end(self, work: Coroutine[None, None, None]) -> None:
         try:
             async with self._clock:
-                await (self._pass_through() if self._token is None else self._serve_requests(self._token))
+                await work
         except (OSError, TimeoutError):
             pass  # either side went away, or time is up: closing says so
         finally:
-            for wire in (self._client, self._inside):
-                if wire is not None:
-                    wire.close()
+            self.close()
+
+    async def _say_full(self) -> None:
+        if self._token is not None:
+            await self._refuse(refusal("503", f"{self._bounds.connections} connections are open; close one first."))
+            await self._say_goodbye()
 
     async def _pass_through(self) -> None:
         try:
@@ -84,7 +99,7 @@ class Visit:
         except Malformed as problem:
             await self._refuse(refusal("400", f"Skep does not pass this request on: {problem}."))
         except SkepError as problem:
-            await self._refuse(refusal("502", f"{problem.message}.\n{problem.hint}."))
+            await self._refuse(refusal("502", f"{problem.message}.\n{problem.hint or ''}"))
         await self._say_goodbye()
 
     async def _exchange(self, request: Head) -> bool:
