@@ -99,7 +99,7 @@ async def test_a_memory_bomb() -> None:
 
 async def test_a_memory_bomb_of_many_processes() -> None:
     bomb = (
-        "for i in 1 2 3 4; do head -c 60000000 /dev/zero | tail -c 60000000 | { sleep 5; cat; } >/dev/null & done; wait"
+        "for i in 1 2 3 4; do head -c 60000000 /dev/zero | tail -c 60000000 | { sleep 2; cat; } >/dev/null & done; wait"
     )
     result = await _bomb(Limits(memory_bytes=96 * MIB), f"{bomb}; exit 1")
     assert result.limit == "memory"

@@ -28,7 +28,10 @@ class TerminalPromises:
 
     @promise
     async def test_a_new_size_is_told_to_the_program(self, sandbox: Sandbox) -> None:
-        process = await _started(sandbox, "trap 'stty size' WINCH; while :; do sleep 0.01; done")
+        process = await sandbox.start(
+            "trap 'stty size' WINCH; echo ready; while :; do sleep 0.01; done", terminal=Size()
+        )
+        await read_until(process.stdout, b"ready\r\n")
         await process.resize(Size(50, 132))
         await read_until(process.stdout, b"50 132\r\n")
         await _end(process)
