@@ -87,7 +87,11 @@ class LifePromises:
         pid = int(await sandbox.files.read("daemon"))
         await sandbox.kill_all()
         assert (await process.wait()).signal == 9
-        assert not await running(sandbox, pid)
+
+        async def ended() -> bool:
+            return not await running(sandbox, pid)
+
+        await eventually(ended)
         assert await sandbox.alive()
         assert (await sandbox.run("cat kept")).stdout == b"1"
         process.release()
