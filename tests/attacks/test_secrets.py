@@ -210,7 +210,7 @@ STRAYS = {
     "the body": ('https://api.test/ -d "key=$API_KEY"', "the body"),
     "a body in chunks": ('https://api.test/ -H "Transfer-Encoding: chunked" -d "key=$API_KEY"', "the body"),
     "another header": ('https://api.test/ -H "X-Key: $API_KEY"', "the header X-Key"),
-    "another header, encoded": ('https://api.test/ -H "X-Key: Basic $(printf a:$API_KEY | base64 -w0)"', "header X-Key"),
+    "another header, encoded": ('https://api.test/ -H "X-Key: Basic $(printf a:$API_KEY | base64 -w0)"', "X-Key"),
     "another host": ('http://plain.test/ -H "Authorization: Bearer $API_KEY"', "the header Authorization"),
     "its host without TLS": ('http://api.test/ -H "Authorization: Bearer $API_KEY"', "the header Authorization"),
 }  # fmt: skip

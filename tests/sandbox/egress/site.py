@@ -135,6 +135,10 @@ class Site:
                     await writer.drain()
             case "/big":
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (BIG, b"b" * BIG))
+            case "/promised":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nnot all of it")
+                await writer.drain()
+                await asyncio.sleep(30)
             case "/silent":
                 await asyncio.sleep(30)
             case _:

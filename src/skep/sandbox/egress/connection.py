@@ -312,7 +312,7 @@ class Connection:
         except ssl.SSLError as error:
             raise Unreachable(f"{host} has no certificate that can be trusted ({error.reason})") from error
         except OSError as error:
-            raise Unreachable(f"{host}:{port} does not speak TLS ({error.strerror or 'it took too long'})") from error
+            raise Unreachable(f"{host}:{port} does not speak TLS") from error
         return self._keep(StreamWire(reader, writer))
 
     async def join(self, wire: Wire, upstream: Wire, *, mask: Mask | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 
 from skep.sandbox.egress.addresses import is_ours, is_public
@@ -65,6 +66,9 @@ async def _connect(address: str, port: int) -> socket.socket:
 
 
 def _reason(error: Exception | None) -> str:
-    if isinstance(error, TimeoutError) and not error.args:
-        return "it took too long"
-    return (error.strerror if isinstance(error, OSError) else None) or "no address"
+    """Say what went wrong without the address: where an operator has pinned a host is nobody's business inside."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "unknown"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return "it took too long"
