@@ -66,7 +66,8 @@ def test_chunks_are_read_however_they_arrive_and_written_alike(parts: list[bytes
 @pytest.mark.parametrize(
     "data",
     [b"", b"zz\r\n", b"\r\n", b"-1\r\n", b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n",
-     b"5\r\nhelloXX0\r\n\r\n", b"5\r\nhel", b"5\nhello\n", b"123456789\r\n", b"5;" + b"x" * 2000 + b"\r\n", b"0\r\n" + b"T: 1\r\n" * 200],
+     b"5\r\nhelloXX0\r\n\r\n", b"5\r\nhel", b"5\nhello\n",
+     b"123456789\r\n", b"5;" + b"x" * 2000 + b"\r\n", b"0\r\n" + b"T: 1\r\n" * 200],
 )  # fmt: skip
 def test_chunks_that_do_not_add_up_are_refused(data: bytes) -> None:
     async def drain() -> None:
