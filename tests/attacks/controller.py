@@ -6,8 +6,10 @@ Run as: controller.py HOSTILE MARK. Everything hostile carries the mark in its a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
+from skep.errors import LimitReached
 from skep.sandbox.sandbox import Sandbox, Size
 
 _DAEMON = """
@@ -61,7 +63,8 @@ async def main(kind: str, mark: str) -> None:
         await sandbox.pause()
     if kind == "halter":  # an order under way, whose child is halted on its way
         for _ in range(5):
-            await sandbox.start(["/bin/sleep", "60"])
+            with contextlib.suppress(LimitReached):
+                await sandbox.start(["/bin/sleep", "60"])
     print("ready", flush=True)
     await asyncio.Event().wait()
 
