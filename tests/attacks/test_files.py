@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -360,8 +361,6 @@ async def test_a_tree_deeper_than_any_path_is_measured_and_removed(sandbox: Sand
 
 
 def _scratch() -> str:
-    import tempfile
-
     return tempfile.mkdtemp(prefix="skep-deep-")
 
 
@@ -452,6 +451,50 @@ async def test_the_disk_limit_is_not_evaded(how: str) -> None:
     async with Sandbox.create(limits=tight) as sandbox:
         ran = await sandbox.run([PYTHON, "-c", program(FILL[how] + HOLD, hold=15)], timeout_s=DEADLINE_S)
     assert (ran.exit.signal, ran.limit) == (signal.SIGKILL, "disk"), ran
+
+
+@pytest.fixture
+def room() -> Iterator[Callable[[int], None]]:
+    """Take or give room on the file system of the workspaces, as others on the host do."""
+    with tempfile.TemporaryFile() as file:
+
+        def take(size: int) -> None:
+            file.truncate(0)
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+
+        yield take
+
+
+async def test_room_that_others_free_does_not_hide_what_is_taken(room: Callable[[int], None]) -> None:
+    """What is left on the file system grows meanwhile, so it tells nothing."""
+    room(600 << 20)
+    fill = f"open('up', 'w').close()\nwhile os.path.exists('up'): time.sleep(0.01)\n{FILL['many files']}{HOLD}"
+    async with Sandbox.create(limits=Limits(disk_bytes=32 << 20)) as sandbox:
+        run = asyncio.create_task(sandbox.run([PYTHON, "-c", program(fill, hold=15)], timeout_s=DEADLINE_S))
+        while "up" not in [entry.name for entry in await sandbox.files.list()]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # the watcher has had its first look, with less room than there will be
+        before = os.statvfs(tempfile.gettempdir()).f_bavail
+        room(0)
+        await sandbox.files.remove("up")
+        ran = await run
+        assert os.statvfs(tempfile.gettempdir()).f_bavail > before, "the control: others did free more than was taken"
+    assert (ran.exit.signal, ran.limit) == (signal.SIGKILL, "disk")
+
+
+async def test_the_limit_is_not_crept_past(room: Callable[[int], None]) -> None:
+    """Steps that are small enough each, and somebody who has the folder measured after every one of them."""
+    creep = "for i in range(12):\n    open(f'g{i}', 'wb').write(bytes(4 << 20))\n    time.sleep(step)"
+    async with Sandbox.create() as roomy:
+        assert (await outcome_in(roomy, program(creep, step=0))).through
+    async with Sandbox.create(limits=Limits(disk_bytes=16 << 20)) as sandbox:
+        run = asyncio.create_task(sandbox.run([PYTHON, "-c", program(creep, step=1)], timeout_s=DEADLINE_S))
+        while not run.done():
+            for size in (64 << 20, 0):
+                room(size)
+                await asyncio.sleep(0.2)
+        assert (run.result().exit.signal, run.result().limit) == (signal.SIGKILL, "disk")
 
 
 async def test_sparse_files_do_not_count_for_what_they_do_not_hold() -> None:

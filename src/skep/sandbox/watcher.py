@@ -1,8 +1,8 @@
 """Limits that the kernel does not hold here: disk use of the workspace; memory where there is no control group.
 
 The watcher looks ten times a second while commands run. Looking is cheap (how much room the file system has left);
-the folder is measured only when enough room has gone to matter, with everything inside halted if the limit may have
-been passed.
+the folder is measured when enough room has gone to matter, with everything inside halted if the limit may have been
+passed. It is measured now and then in any case: whoever else frees room there would hide what is taken here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import stat
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,9 @@ _IDLE_LOOK_S = 1.0
 #: Growth that is let pass without measuring, and that a workspace over its limit may still have (to clean up).
 _SLACK_BYTES = 8 << 20
 _SLACK_INODES = 1000
+#: The folder is counted this often in any case, or less if a count takes more than its share of the time.
+_COUNT_S = 2.0
+_COUNT_SHARE = 20
 
 
 class Watcher:
@@ -41,6 +45,9 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._usage: Usage | None = None
         self._room = Usage(0, 0)
+        #: The least the workspace has held, from which growth past the limit is reckoned; and when to count again.
+        self._least: Usage | None = None
+        self._count_at = 0.0
         self._in_memory = 0
         #: Somebody has paused the sandbox: nothing in it moves, and measuring must not set it going again.
         self.paused = False
@@ -77,23 +84,33 @@ class Watcher:
     async def _look_at_disk(self) -> None:
         room = self._files.room()
         if self._usage is None:
-            self._usage = await self._files.measure()
+            self._usage = self._least = await self._counted()
             self._room = room
         taken = Usage(self._room.size - room.size, self._room.inodes - room.inodes)
         left = Usage(self._limits.disk_bytes - self._usage.size, self._limits.inodes - self._usage.inodes)
-        if taken.size < max(left.size // 2, _SLACK_BYTES) and taken.inodes < max(left.inodes // 2, _SLACK_INODES):
-            return
-        await self._halted(self._measure)
+        grown = taken.size >= max(left.size // 2, _SLACK_BYTES) or taken.inodes >= max(left.inodes // 2, _SLACK_INODES)
+        if grown or (time.monotonic() >= self._count_at and self._is_over(await self._counted())):
+            await self._halted(self._measure)
 
     async def _measure(self) -> None:
-        before = self._usage or Usage(0, 0)
         self._room = self._files.room()
-        hidden = await self._files.examine(_held_open)
-        self._usage = now = await self._files.measure() + hidden
-        too_large = now.size > max(self._limits.disk_bytes, before.size + _SLACK_BYTES)
-        too_many = now.inodes > max(self._limits.inodes, before.inodes + _SLACK_INODES)
-        if too_large or too_many:
+        self._usage = await self._counted()
+        if self._is_over(self._usage):
             await self._end_all()
+
+    async def _counted(self) -> Usage:
+        """Count what the workspace holds, and put off the next count for as long as this one's cost asks for."""
+        began = time.monotonic()
+        now = await self._files.measure() + await self._files.examine(_held_open)
+        self._count_at = time.monotonic() + max(_COUNT_S, _COUNT_SHARE * (time.monotonic() - began))
+        return now
+
+    def _is_over(self, now: Usage) -> bool:
+        # Reckoned from the least and not from the last count, past which one could creep on step by step.
+        least = self._least or now
+        self._least = least = Usage(min(least.size, now.size), min(least.inodes, now.inodes))
+        too_large = now.size > max(self._limits.disk_bytes, least.size + _SLACK_BYTES)
+        return too_large or now.inodes > max(self._limits.inodes, least.inodes + _SLACK_INODES)
 
     async def _look_at_memory_folders(self) -> None:
         """Hold the number of files in folders that the kernel limits in size alone: each takes memory of its own."""
