@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.attacks.attack import Attack, Plain, each, outcome_in, program, soon
+from tests.attacks.attack import DEADLINE_S, Attack, Plain, each, outcome_in, program, soon
 from tests.attacks.reach import HOST_NETWORK, Reach, network
 from tests.sandbox.egress.site import Site, running_site
 
@@ -209,10 +209,11 @@ async def test_a_policy_that_takes_a_host_away_cuts_its_connections(site: Site) 
 
 
 async def _exists(sandbox: Sandbox, path: str) -> bool:
-    for _ in range(200):
-        if (await sandbox.run(["test", "-e", path])).ok:
-            return True
-    return False
+    """Wait for a file inside."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await sandbox.run(["test", "-e", path])).ok:
+            await asyncio.sleep(0.02)
+    return True
 
 
 # Load.

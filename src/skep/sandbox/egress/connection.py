@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 import struct
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from skep.errors import InvalidRequest
@@ -18,6 +18,7 @@ from skep.sandbox.egress.hello import HANDSHAKE, Incomplete, NotHello, server_na
 from skep.sandbox.egress.http import Head, Malformed, parse_head, refusal, split_authority
 from skep.sandbox.egress.placeholders import Mask
 from skep.sandbox.egress.policy import DEFAULT_PORTS, DNS_PORT, PROXY_PORT, plain_host
+from skep.sandbox.egress.sniff import is_http, may_connect, plain_address, tells
 from skep.sandbox.egress.wire import SocketWire, StreamWire, Wire, peek, pump, readable, relay
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _HANDSHAKE_S = 15.0
 _GOODBYE_S = 2.0
 _BUFFER_BYTES = 64 << 10
 _CONNECT_LIMIT = 16 << 10
-_LONGEST_METHOD = 64
 
 
 class Refused(Exception):
@@ -48,7 +48,7 @@ class Connection:
         #: The client's socket belongs to a transport, which closes it when it has said its last.
         self._handed_over = False
         address, self._port = client.getsockname()[:2]
-        self._address = _plain(address)
+        self._address = plain_address(address)
         self._name = outlet.names.name(self._address)
         self._wanted: tuple[str, int] = (self._name or self._address, self._port)
         #: The host and port that it was allowed for.
@@ -109,10 +109,10 @@ class Connection:
     async def _serve_as_proxy(self) -> None:
         async with asyncio.timeout(self.head_s):
             # Taken byte by byte as it were: what follows a CONNECT is not for us, and may be there already.
-            first = await peek(self._client, lambda data: not _may_connect(data) or b"\r\n\r\n" in data, _CONNECT_LIMIT)
+            first = await peek(self._client, lambda data: not may_connect(data) or b"\r\n\r\n" in data, _CONNECT_LIMIT)
         if not first:
             return
-        if not _may_connect(first):
+        if not may_connect(first):
             await self._serve_http(self._wire, explicit=True)
             return
         try:
@@ -153,8 +153,8 @@ class Connection:
     async def _speaks_http(self) -> bool:
         """Tell HTTP from other protocols by the first line: whoever speaks it may not escape the rules on it."""
         async with asyncio.timeout(self.head_s):
-            data = await peek(self._client, _tells)
-        return b"http/" in data.lstrip(b"\r\n").partition(b"\n")[0].lower() or not _tells(data)
+            data = await peek(self._client, tells)
+        return is_http(data)
 
     async def _serve_the_silent(self) -> None:
         """Connect for a client that waits; if the host stays silent too, find out what the client speaks after all."""
@@ -189,8 +189,8 @@ class Connection:
             return
         await self.join(self._wire, upstream)
 
-    async def _serve_http(self, wire: Wire, *, secure: bool = False, explicit: bool = False) -> None:
-        exchange = Exchange(self, wire, secure=secure, explicit=explicit)
+    async def _serve_http(self, wire: Wire, *, explicit: bool = False, ahead: asyncio.Task[Wire] | None = None) -> None:
+        exchange = Exchange(self, wire, explicit=explicit, ahead=ahead)
         try:
             await exchange.run()
         except (Malformed, Refused, Unreachable) as problem:
@@ -212,13 +212,22 @@ class Connection:
             host = self._named_by(sni)
             self.rule(host, self._port)
             if any(placeholder.belongs_to(host, self._port) for placeholder in self.outlet.placeholders):
-                await self._serve_http(await self._accept_tls(host), secure=True)
+                await self._open_up(host)
                 return
             upstream = await self.reach(host, self._port)
         except (Refused, Unreachable) as problem:
             await self._refuse_tls(problem, sni)
             return
         await self.join(self._wire, upstream)
+
+    async def _open_up(self, host: str) -> None:
+        """End TLS here and begin it anew with the host, so that a secret can take its placeholder's place."""
+        ahead = asyncio.ensure_future(self.reach(host, self._port, tls=True))
+        try:
+            await self._serve_http(await self._accept_tls(host), ahead=ahead)
+        finally:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
 
     async def _server_name(self) -> str | None:
         def whole(data: bytes) -> bool:
@@ -389,21 +398,3 @@ class Connection:
             f"Allowed are: {self.outlet.policy.summary()}.\n"
             "Use an allowed host, or ask the person you work for to allow this one.",
         )
-
-
-def _plain(address: str) -> str:
-    parsed = ip_address(address.partition("%")[0])
-    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    return str(mapped or parsed)
-
-
-def _may_connect(data: bytes) -> bool:
-    return data[:8] == b"CONNECT "[: len(data)]
-
-
-def _tells(data: bytes) -> bool:
-    """Say whether it is clear if the first bytes are HTTP: by a whole line, or by a first word that is no method."""
-    text = data.lstrip(b"\r\n")
-    word = text.partition(b" ")[0]
-    is_word = all(0x20 < byte < 0x7F for byte in word) and len(word) <= _LONGEST_METHOD
-    return b"\n" in text or not is_word

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 class Exchange:
     """The requests of one client. The next is read only when the one before has been answered whole.
 
-    `secure` means that TLS was ended here. A client that knows it speaks to a proxy (`explicit`) may name another
-    host with each request.
+    `secure` means that TLS was ended here; `ahead` is then the connection to the host, on its way. A client that
+    knows it speaks to a proxy (`explicit`) may name another host with each request.
     """
 
-    def __init__(self, connection: Connection, wire: Wire, *, secure: bool, explicit: bool) -> None:
+    def __init__(
+        self, connection: Connection, wire: Wire, *, explicit: bool = False, ahead: asyncio.Task[Wire] | None = None
+    ) -> None:
         self._connection = connection
         self._wire = wire
-        self._secure = secure
+        self._secure = ahead is not None
         self._explicit = explicit
+        self._ahead = ahead
         self._upstream: Wire | None = None
         self._to: tuple[str, int] | None = None
         #: A part of an answer has been passed on, so that no message of ours may follow it.
@@ -77,7 +80,8 @@ class Exchange:
             self._upstream.close()
             self._upstream = None
         if self._upstream is None:
-            self._upstream = await self._connection.reach(host, port, tls=self._secure)
+            ahead, self._ahead = self._ahead, None
+            self._upstream = await (ahead or self._connection.reach(host, port, tls=self._secure))
             self._to = (host, port)
         return self._upstream
 

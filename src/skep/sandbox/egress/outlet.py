@@ -21,6 +21,9 @@ from skep.sandbox.egress.tls import Authority
 _DIALS = 32
 _SECRETS_KEPT = 64
 _LOOK_S = 1.0
+#: How many of each are seen to before others get their turn.
+_ACCEPTS, _ANSWERS = 16, 32
+_REST_S = 0.05
 #: Events that may be told at once, and each second after.
 _EVENTS, _EVENTS_PER_S = 200.0, 20.0
 
@@ -41,6 +44,7 @@ class Outlet:
     dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DIALS))
     #: Values that were put in for this sandbox and must not come back to it, the newest last.
     known: dict[bytes, None] = field(default_factory=dict)
+    _listeners: list[socket.socket] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _bytes_used: int = 0
     _events_left: float = _EVENTS
@@ -85,11 +89,17 @@ class Outlet:
             del self.known[next(iter(self.known))]
 
     def listen(self, listener: socket.socket) -> None:
-        if not self._tasks:
+        if not self._listeners:
             self._keep(self._close_idle())
-        self._keep(self._answer_names(listener) if listener.type == socket.SOCK_DGRAM else self._accept(listener))
+        self._listeners.append(listener)
+        work = self._answer_names if listener.type == socket.SOCK_DGRAM else self._accept
+        asyncio.get_running_loop().add_reader(listener, work, listener)
 
     def close(self) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
         for task in self._tasks:
             task.cancel()
 
@@ -98,26 +108,35 @@ class Outlet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        """Take in those who wait, a few at a time."""
+        for _ in range(_ACCEPTS):
+            try:
+                client, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # the client has gone already, or there is no descriptor to be had: others go first
+                self._rest(listener)
+                return
+            if len(self.connections) >= self.policy.traffic.connections:
+                self._turn_away(client)
+                continue
+            try:
+                connection = Connection(self, client)
+            except OSError:
+                client.close()
+                continue
+            self.connections.add(connection)
+            self._keep(connection.serve())
+
+    def _rest(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    client, _ = await loop.sock_accept(listener)
-                except OSError:  # out of descriptors, or the client has gone already
-                    await asyncio.sleep(0.05)
-                    continue
-                if len(self.connections) >= self.policy.traffic.connections:
-                    self._turn_away(client)
-                    await asyncio.sleep(0)
-                    continue
-                try:
-                    connection = Connection(self, client)
-                except OSError:
-                    client.close()
-                    continue
-                self.connections.add(connection)
-                self._keep(connection.serve())
+        loop.remove_reader(listener)
+        loop.call_later(_REST_S, self._go_on, listener)
+
+    def _go_on(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _turn_away(self, client: socket.socket) -> None:
         most = self.policy.traffic.connections
@@ -136,23 +155,10 @@ class Outlet:
                 if loop.time() - connection.active_at > idle_s:
                     connection.cut()
 
-    async def _answer_names(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(listener, ready.set)
-        try:
-            while True:
-                await ready.wait()
-                ready.clear()
-                for _ in range(32):
-                    if not _answer_one(listener, self.names):
-                        break
-                else:
-                    ready.set()
-                await asyncio.sleep(0)
-        finally:
-            loop.remove_reader(listener)
-            listener.close()
+    def _answer_names(self, listener: socket.socket) -> None:
+        for _ in range(_ANSWERS):
+            if not _answer_one(listener, self.names):
+                return
 
 
 def _answer_one(listener: socket.socket, names: Names) -> bool:

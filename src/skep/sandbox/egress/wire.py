@@ -317,16 +317,21 @@ async def peek(sock: socket.socket, enough: Callable[[bytes], bool], limit: int 
     data, wanted = b"", 1
     try:
         while True:
-            # The kernel wakes us only when there is more than we have seen.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            await readable(sock)
-            before, data = data, sock.recv(limit, socket.MSG_PEEK)
+            try:
+                before, data = data, sock.recv(limit, socket.MSG_PEEK)
+            except BlockingIOError:
+                await readable(sock)
+                continue
             if len(data) == len(before) or len(data) >= limit or enough(data):
                 return data
+            # The kernel wakes us only when there is more than we have seen.
             wanted = len(data) + 1
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            await readable(sock)
     finally:
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if wanted > 1:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 async def readable(*socks: socket.socket) -> socket.socket:
