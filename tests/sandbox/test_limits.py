@@ -21,6 +21,7 @@ from skep.sandbox.cgroups import Place
 from skep.sandbox.launcher import spare
 from skep.sandbox.limits import Limits
 from skep.sandbox.sandbox import Execution, Sandbox
+from skep.testing.promise import eventually
 
 MIB = 1 << 20
 #: What a neighbour may take to answer while a bomb goes off; without one it is milliseconds.
@@ -187,7 +188,12 @@ async def test_a_limit_reached_by_one_command_is_not_blamed_on_the_next() -> Non
         forks = "import os, time\ntry:\n  while os.fork(): pass\n  time.sleep(1000)\nexcept OSError: pass"
         assert (await sandbox.run(["python3", "-c", forks])).ok
         await sandbox.kill_all()
+        await eventually(lambda: _is_empty(sandbox))
         assert (await sandbox.run("exit 1")).limit is None
+
+
+async def _is_empty(sandbox: Sandbox) -> bool:
+    return int((await sandbox.run("ls -d /proc/[0-9]* | wc -l")).text) < 10
 
 
 async def _highest_resident() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from skep.sandbox.files import READ_LIMIT_BYTES, Entry, Files
 
@@ -128,12 +129,41 @@ class BlockingFiles:
 
 
 def _wait(work: Coroutine[Any, Any, T]) -> T:
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    call = _Call(work)
     try:
-        return future.result()
+        _loop().call_soon_threadsafe(call.begin)
+        return call.outcome.result()
     except KeyboardInterrupt:
-        future.cancel()
+        # It may have come at any point of the two lines above, so the loop finds out how far the call has got.
+        _loop().call_soon_threadsafe(call.cancel)
         raise
+
+
+class _Call(Generic[T]):
+    """Work for the event loop, and what comes of it. Its methods are called in the loop's thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 @cache

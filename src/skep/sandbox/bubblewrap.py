@@ -190,6 +190,7 @@ class BubblewrapSandbox(Sandbox):
         """Name the limit that ended a process, from what was counted since it started."""
         if report.b == 0 and report.a == 0:
             return None
+        self._watcher.look_now()
         kills, refusals = self._tally()
         if kills > before[0]:
             return "memory"

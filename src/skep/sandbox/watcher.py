@@ -132,10 +132,20 @@ class Watcher:
             if not self.paused:
                 await self._agent.ask(RESUME)
 
+    def look_now(self) -> None:
+        """Look how many processes there are: a command that failed for want of another has ended in between."""
+        if self._watch_memory:
+            with _processes(self._files.root_fd) as (_, pids):
+                self._count_processes(len(pids))
+
+    def _count_processes(self, there: int) -> None:
+        # The agent is one more, and in a bomb some are always just going.
+        if there >= self._limits.processes * 0.9 - 1:
+            self.full_houses += 1
+
     async def _look_at_processes(self) -> None:
         use = await self._files.examine(lambda root_fd: dict(_memory_by_process(root_fd)))
-        if len(use) >= self._limits.processes - 1:  # the agent itself is one
-            self.full_houses += 1
+        self._count_processes(len(use))
         if sum(use.values()) > self._limits.memory_bytes:
             self.memory_kills += 1
             await self._agent.signal_inside(max(use, key=use.__getitem__), signal.SIGKILL)

@@ -130,13 +130,13 @@ class LifePromises:
                 assert job.running
 
         async def settled() -> bool:
-            return _open_descriptors() <= before
+            return _open_descriptors() <= before + 5
 
         await use()
         before = _open_descriptors()
-        for _ in range(3):
+        for _ in range(6):
             await use()
-        await eventually(settled)
+        await eventually(settled)  # a mechanism may keep a few for its next sandbox, and none for each
 
 
 Wait = Callable[[Sandbox], Awaitable[object]]
