@@ -21,8 +21,8 @@ from skep.sandbox.egress.policy import Traffic, parse_policy
 from skep.sandbox.sandbox import Sandbox
 
 PAGE = "reached(ask(GET % (b'', b'allowed.test'), wanted=b'REACHED'), b'REACHED allowed')"
-#: A plain bwrap that keeps the capabilities of its own namespaces.
-CAPABLE = Plain(("--cap-add", "ALL"))
+#: A plain bwrap that is root of its own namespaces.
+CAPABLE = Plain(("--cap-add", "ALL", "--uid", "0", "--gid", "0"))
 
 
 @pytest.fixture
