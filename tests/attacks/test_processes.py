@@ -28,11 +28,14 @@ from tests.attacks.attack import (
 
 from skep.errors import InvalidRequest, LimitReached
 from skep.sandbox.limits import Limits
+from skep.sandbox.probe import landlock_abi
 from skep.sandbox.sandbox import Sandbox
 
 #: An agent that its neighbours may look into, like any other process of their user.
 DUMPABLE = ("prctl(PR_SET_DUMPABLE, 0)", "prctl(PR_SET_DUMPABLE, 1)")
-OPEN_AGENT = Weakened(agent=(DUMPABLE,))
+#: Without a Landlock domain for each command; with one, the agent is out of reach twice over.
+UNFENCED = ("    fence = make_fence();\n", "")
+OPEN_AGENT = Weakened(agent=(DUMPABLE, UNFENCED))
 #: No process namespace, as with a bwrap that is given too few options.
 SAME_PROCESSES = Plain(namespaces=("--unshare-user", "--unshare-net"))
 
@@ -142,7 +145,7 @@ async def _forged(sandbox: Sandbox) -> bool:
 
 
 async def test_the_end_of_another_command_cannot_be_forged(sandbox: Sandbox) -> None:
-    async with Weakened(agent=(DUMPABLE,), leave_open=("pidfd_getfd",)).sandbox() as weak:
+    async with Weakened(agent=(DUMPABLE, UNFENCED), leave_open=("pidfd_getfd",)).sandbox() as weak:
         assert await _forged(weak)
     assert not await _forged(sandbox)
 
@@ -178,9 +181,9 @@ async def _race(sandbox: Sandbox) -> bool:
 async def test_a_command_that_is_being_started_cannot_be_caught() -> None:
     """Between fork and exec a child has the agent's memory and descriptors."""
     slow = ("    setsid();\n    if (terminal) {", "    usleep(20000);\n    setsid();\n    if (terminal) {")
-    async with Weakened(agent=(DUMPABLE, slow)).sandbox() as open_sandbox:
+    async with Weakened(agent=(DUMPABLE, UNFENCED, slow)).sandbox() as open_sandbox:
         assert await _race(open_sandbox)
-    async with Weakened(agent=(slow,)).sandbox() as slow_sandbox:
+    async with Weakened(agent=(UNFENCED, slow)).sandbox() as slow_sandbox:
         assert not await _race(slow_sandbox)
 
 
@@ -367,3 +370,24 @@ async def test_processes_of_the_host_are_not_listed(sandbox: Sandbox, tmp_path: 
     text = program("assert len([pid for pid in os.listdir('/proc') if pid.isdigit()]) > 2")
     assert (await SAME_PROCESSES.outcome(text, tmp_path)).through
     assert not (await outcome_in(sandbox, text)).through
+
+
+async def _reached(sandbox: Sandbox) -> list[str]:
+    """Let one command reach for another by /proc; return what it got hold of."""
+    victim = await sandbox.start(["/bin/sh", "-c", "read line; echo mine"], stdin=True, env={"TOKEN": "private"})
+    place = f"/proc/{victim.pid}"
+    tried = await sandbox.run(f"echo forged > {place}/fd/1; cat {place}/environ; : > {place}/mem && echo wrote")
+    await victim.write(b"\n")
+    said = b"".join([chunk async for chunk in victim.stdout])
+    victim.release()
+    assert b"mine" in said
+    found = {"output": b"forged" in said, "environment": b"private" in tried.stdout, "memory": b"wrote" in tried.stdout}
+    return [name for name, got in found.items() if got]
+
+
+async def test_a_command_reaches_neither_output_nor_environment_nor_memory_of_another(sandbox: Sandbox) -> None:
+    if landlock_abi() < 2:
+        pytest.skip("this kernel has no Landlock that can be used; docs/threats.md says what is then open")
+    async with Weakened(agent=(UNFENCED,)).sandbox() as open_sandbox:
+        assert await _reached(open_sandbox) == ["output", "environment", "memory"]
+    assert await _reached(sandbox) == []

@@ -11,7 +11,18 @@ import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
-NAMES = ["system", "user namespaces", "seccomp", "cgroups", "overlay", "landlock", "bwrap", "config", "database"]
+NAMES = [
+    "system",
+    "user namespaces",
+    "seccomp",
+    "cgroups",
+    "overlay",
+    "landlock",
+    "bwrap",
+    "sandbox",
+    "config",
+    "database",
+]
 
 
 def checks(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:

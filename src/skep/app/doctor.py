@@ -108,9 +108,10 @@ def check_overlay(trial: Trial, host: Host) -> Check:
 
 
 def check_landlock(abi: int) -> Check:
-    if abi > 0:
-        return Check("landlock", "ok", f"ABI {abi}")
-    return Check("landlock", "degraded", "not in this kernel", "use Linux 5.13 or newer, booted with lsm=landlock,…")
+    if abi > 1:
+        return Check("landlock", "ok", f"ABI {abi}; commands of one sandbox cannot reach into each other")
+    found = "not in this kernel" if abi == 0 else "too old to be used"
+    return Check("landlock", "degraded", found, "use Linux 5.19 or newer, booted with lsm=landlock,…")
 
 
 def check_bwrap(found: probe.Bwrap | None, host: Host) -> Check:

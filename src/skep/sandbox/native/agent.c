@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/landlock.h>
 #include <linux/nsfs.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
@@ -341,6 +342,22 @@ static int open_terminal(const struct order *o, char *path, size_t size) {
     return master;
 }
 
+/* Commands are one user, and /proc would let one print into another's output or write its memory. Each gets a Landlock
+ * domain of its own, which the kernel does not let others reach into. The domain forbids nothing else: REFER, moving
+ * files between folders, has to be named to be allowed, and block devices cannot be made here anyway. */
+static int fence = -1;
+
+static int make_fence(void) {
+    uint64_t handled = LANDLOCK_ACCESS_FS_REFER | LANDLOCK_ACCESS_FS_MAKE_BLOCK;
+    struct landlock_path_beneath_attr all = {.allowed_access = LANDLOCK_ACCESS_FS_REFER};
+    int rules = syscall(SYS_landlock_create_ruleset, &handled, sizeof handled, 0);
+    if (rules < 0) return -1; /* A kernel without it: the doctor says so. */
+    all.parent_fd = open("/", O_PATH | O_CLOEXEC);
+    if (syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &all, 0)) fail("cannot fence commands off");
+    close(all.parent_fd);
+    return rules;
+}
+
 static void child(struct payload *p, int *fds, const char *terminal, int errors) {
     /* Not dumpable until exec: before that its neighbours could write its memory, or answer for it on `errors`. */
     close(CONTROL_FD);
@@ -359,6 +376,7 @@ static void child(struct payload *p, int *fds, const char *terminal, int errors)
         if (setrlimit(p->limit[i].resource, &limit)) refuse(errors, AT_LIMIT);
     }
     umask(022);
+    if (fence >= 0 && syscall(SYS_landlock_restrict_self, fence, 0)) refuse(errors, AT_LIMIT);
     if (chdir(p->cwd)) refuse(errors, AT_CWD);
     environ = p->env;
     execvp(p->argv[0], p->argv);
@@ -524,6 +542,7 @@ static void serve(void) {
     int ended = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
     int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (ended < 0 || root < 0) fail("cannot start");
+    fence = make_fence();
     report((struct report){.kind = READY}, root);
     close(root);
     struct pollfd watched[] = {{CONTROL_FD, POLLIN, 0}, {ended, POLLIN, 0}};
