@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from skep.sandbox.shell import Shell
 
 T = TypeVar("T")
+#: A thread that is about to wait when a signal comes does not hear of it before it wakes up.
+_NOTICE_S = 0.2
 
 
 class BlockingSandbox:
@@ -132,9 +134,11 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
     call = _Call(work)
     try:
         _loop().call_soon_threadsafe(call.begin)
+        while not concurrent.futures.wait((call.outcome,), _NOTICE_S).done:
+            pass
         return call.outcome.result()
     except KeyboardInterrupt:
-        # It may have come at any point of the two lines above, so the loop finds out how far the call has got.
+        # It may have come at any point of the lines above, so the loop finds out how far the call has got.
         _loop().call_soon_threadsafe(call.cancel)
         raise
 
