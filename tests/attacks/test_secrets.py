@@ -125,7 +125,9 @@ _SEARCH_PROC = """
                 pass
     assert found, 'nothing found'
     """
+#: Commands are fenced off from each other, so it is a child's memory that is there to be read.
 _SEARCH_MEMORY = """
+    child = forked(signal.pause)
     found = []
     for pid in filter(str.isdigit, os.listdir('/proc')):
         if int(pid) == os.getpid():
@@ -142,6 +144,7 @@ _SEARCH_MEMORY = """
                     pass
         except OSError:
             pass
+    os.kill(child, signal.SIGKILL)
     assert found, 'nothing found'
     """
 _USER = "import os, subprocess, time; time.sleep(60) if os.environ.get('API_KEY') else None"
