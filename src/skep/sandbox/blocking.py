@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import cache
@@ -134,9 +133,7 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
     call = _Call(work)
     try:
         _loop().call_soon_threadsafe(call.begin)
-        while not concurrent.futures.wait((call.outcome,), _NOTICE_S).done:
-            pass
-        return call.outcome.result()
+        return call.outcome()
     except KeyboardInterrupt:
         # It may have come at any point of the lines above, so the loop finds out how far the call has got.
         _loop().call_soon_threadsafe(call.cancel)
@@ -144,30 +141,34 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Call(Generic[T]):
-    """Work for the event loop, and what comes of it. Its methods are called in the loop's thread."""
+    """Work for the event loop, and what comes of it; all but `outcome` is called in the loop's thread.
+
+    The two threads share one plain lock, released once. An interrupt leaves it in order wherever it strikes, whereas a
+    `concurrent.futures.Future` could be left locked, and the loop would then wait for ever.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._work = work
         self._task: asyncio.Task[T] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def outcome(self) -> T:
+        """Wait for the end of the work; return or raise what it did."""
+        while not self._ended.acquire(timeout=_NOTICE_S):
+            pass
+        assert self._task is not None
+        return self._task.result()
 
     def begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work)
-        self._task.add_done_callback(self._end)
+        self._task.add_done_callback(lambda _: self._ended.release())
 
     def cancel(self) -> None:
         if self._task is None:
             self._work.close()
         else:
             self._task.cancel()
-
-    def _end(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.outcome.cancel()
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
 
 
 @cache
