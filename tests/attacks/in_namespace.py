@@ -96,14 +96,16 @@ async def ours(host: str) -> tuple[bool, str]:
 
 
 def main() -> None:
-    server = NameServer(json.loads(sys.argv[2]))
+    answers: dict[str, list[str]] = json.loads(sys.argv[2])
+    server = NameServer(answers)
     listen()
     results = {}
     for host in json.loads(sys.argv[3]):
-        before = len(server.asked)
+        before, public = len(server.asked), is_public(answers[host][0])
         through, why = asyncio.run(ours(host))
         asked = len(server.asked) - before
-        results[host] = {"ours": through, "why": why, "asked": asked, "naive": naive(f"naive-{host}")}
+        reached = naive(f"naive-{host}")
+        results[host] = {"ours": through, "why": why, "asked": asked, "naive": reached, "public": public}
     print(json.dumps(results))
 
 

@@ -79,6 +79,7 @@ def test_a_name_that_leads_to_an_address_of_no_stranger_is_not_dialled(host: str
     assert result["naive"], "the control does not reach the address, so the refusal shows nothing"
     assert not result["ours"]
     assert "not a public address" in result["why"]
+    assert result["public"] is host.startswith("this-machine")
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_dialled(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Site:
         assert task is not None
         self._serving[task] = writer
         task.add_done_callback(self._serving.pop)
-        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, ValueError):
+        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, ValueError, asyncio.CancelledError):
             while await self._serve_one(reader, writer):
                 pass
         with contextlib.suppress(OSError, RuntimeError):

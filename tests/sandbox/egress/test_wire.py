@@ -36,6 +36,8 @@ class Told(Wire):
     def is_over(self) -> bool:
         return not self._pieces
 
+    has_ended = is_over
+
 
 def pieces_of(data: bytes, sizes: list[int]) -> list[bytes]:
     pieces, at = [], 0
@@ -170,6 +172,14 @@ async def test_a_farewell_is_heard_over_what_is_still_being_said() -> None:
 
 async def test_a_wire_knows_that_the_other_side_has_gone(pair: tuple[socket.socket, SocketWire]) -> None:
     ours, wire = pair
-    assert not wire.is_over
+    assert state(wire) == (False, False)
+    ours.sendall(b"unasked")
+    assert await wire.wait()
+    assert state(wire) == (True, False)
+    assert await wire.read() == b"unasked"
     ours.close()
-    assert wire.is_over
+    assert state(wire) == (True, True)
+
+
+def state(wire: Wire) -> tuple[bool, bool]:
+    return wire.is_over, wire.has_ended

@@ -53,6 +53,8 @@ class Connection:
         self._wanted: tuple[str, int] = (self._name or self._address, self._port)
         #: The host and port that it was allowed for.
         self.bound: tuple[str, int] | None = None
+        #: The client, while a host is to answer it.
+        self.awaited_by: Wire | None = None
         #: When it last carried anything, by the loop's clock.
         self.active_at = asyncio.get_running_loop().time()
 

@@ -142,10 +142,13 @@ class Exchange:
         return answer.stays and request.stays and framing != "end"
 
     async def _next_answer(self, upstream: Wire, *, reused: bool) -> Answer | None:
+        self._connection.awaited_by = self._wire
         try:
             answer = await upstream.answer()
         except Malformed as problem:
             raise Unreachable(f"what the host answers is not HTTP ({problem})") from problem
+        finally:
+            self._connection.awaited_by = None
         if answer is None and not (reused or self.answering):
             raise Unreachable("the host closed the connection without an answer")
         return answer

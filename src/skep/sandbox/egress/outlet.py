@@ -24,6 +24,8 @@ _LOOK_S = 1.0
 #: How many of each are seen to before others get their turn.
 _ACCEPTS, _ANSWERS = 16, 32
 _REST_S = 0.05
+#: How long a host may still take to answer a client that has closed its side.
+_GIVEN_UP_S = 10.0
 #: Events that may be told at once, and each second after.
 _EVENTS, _EVENTS_PER_S = 200.0, 20.0
 
@@ -152,7 +154,9 @@ class Outlet:
             idle_s = self.policy.traffic.idle_s
             await asyncio.sleep(min(_LOOK_S, idle_s / 2))
             for connection in list(self.connections):
-                if loop.time() - connection.active_at > idle_s:
+                # A client that has closed may only have said all it has to say; most have given up.
+                gone = connection.awaited_by is not None and connection.awaited_by.has_ended
+                if loop.time() - connection.active_at > (min(idle_s, _GIVEN_UP_S) if gone else idle_s):
                     connection.cut()
 
     def _answer_names(self, listener: socket.socket) -> None:

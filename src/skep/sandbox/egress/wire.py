@@ -47,6 +47,11 @@ class Wire(abc.ABC):
     def is_over(self) -> bool:
         """Say whether the other side has closed it already, or says what nobody asked for."""
 
+    @property
+    @abc.abstractmethod
+    def has_ended(self) -> bool:
+        """Say whether the other side will say nothing more, and has said nothing that is unread."""
+
     async def read(self) -> bytes:
         ahead, self._ahead = self._ahead, b""
         return ahead or await self._pull()
@@ -148,6 +153,15 @@ class SocketWire(Wire):
             return True
         return True
 
+    @property
+    def has_ended(self) -> bool:
+        try:
+            return not self._ahead and not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
 
 class StreamWire(Wire):
     """A connection with TLS on it."""
@@ -175,6 +189,10 @@ class StreamWire(Wire):
 
     @property
     def is_over(self) -> bool:
+        return self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
         return self._reader.at_eof() or self._writer.is_closing()
 
 
