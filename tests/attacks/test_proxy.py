@@ -208,6 +208,31 @@ async def test_a_policy_that_takes_a_host_away_cuts_its_connections(site: Site) 
             assert (await running).through is through
 
 
+async def test_a_policy_that_takes_a_host_away_ends_what_it_is_sending(site: Site) -> None:
+    """Nothing is asked anew here: the bytes of one answer are under way."""
+    attempt = """
+        connection = tcp('allowed.test', 80)
+        connection.sendall(GET % (b'endless', b'allowed.test'))
+        connection.settimeout(5)
+        assert connection.recv(65536)
+        open('/workspace/ready', 'w').close()
+        while not os.path.exists('/workspace/go'):
+            time.sleep(0.01)
+        left = 64 << 20
+        while left > 0:
+            more = connection.recv(1 << 20)
+            assert more, 'cut'
+            left -= len(more)
+        """
+    for allow, through in ((["allowed.test"], True), (["other.test"], False)):
+        async with Sandbox.create(network=network(site)) as sandbox:
+            running = asyncio.ensure_future(outcome_in(sandbox, text(attempt)))
+            assert await _exists(sandbox, "/workspace/ready")
+            await sandbox.set_policy(parse_policy(allow, upstreams={"allowed.test": site.address}))
+            await sandbox.files.write("/workspace/go", b"")
+            assert (await running).through is through
+
+
 async def _exists(sandbox: Sandbox, path: str) -> bool:
     """Wait for a file inside."""
     async with asyncio.timeout(DEADLINE_S):
