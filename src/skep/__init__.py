@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from skep.sandbox.browser import Browser
+    from skep.sandbox.egress.network import Network, Secret
+    from skep.sandbox.interpreter import Interpreter
+    from skep.sandbox.limits import Limits
     from skep.sandbox.sandbox import Sandbox
 
 __version__ = "0.1.0"
 
-__all__ = ["Sandbox", "__version__"]
+__all__ = ["Browser", "Interpreter", "Limits", "Network", "Sandbox", "Secret", "__version__"]
 
-_HOMES = {"Sandbox": "skep.sandbox.sandbox"}
+_HOMES = {
+    "Browser": "skep.sandbox.browser",
+    "Interpreter": "skep.sandbox.interpreter",
+    "Limits": "skep.sandbox.limits",
+    "Network": "skep.sandbox.egress.network",
+    "Sandbox": "skep.sandbox.sandbox",
+    "Secret": "skep.sandbox.egress.network",
+}
 
 
 def __getattr__(name: str) -> object:

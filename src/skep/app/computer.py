@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from skep.config import Paths, Settings
 from skep.errors import SandboxDisabled
 from skep.sandbox.creation import Creation
+from skep.sandbox.egress.network import Event, Network
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.tree import Tree
@@ -35,10 +39,19 @@ def limits(settings: Settings) -> Limits:
     )
 
 
-def open_sandbox(paths: Paths, settings: Settings, hive_id: str | None) -> Creation:
-    """Make a sandbox over the workspace of a hive; without a hive, over one that is thrown away."""
+def open_sandbox(paths: Paths, settings: Settings, hive_id: str | None, *, allow: Sequence[str] = ()) -> Creation:
+    """Make a sandbox over the workspace of a hive; without a hive, over one that is thrown away.
+
+    It reaches what the policy in the settings allows and what `allow` adds; without either it has no network.
+    """
     folder = None if hive_id is None else workspace_folder(paths, hive_id)
-    return Sandbox.create(folder, limits=limits(settings))
+    allowed = (*settings.policy.allowed_hosts, *allow)
+    network = Network.to(*allowed, on_event=_log_event) if allowed else None
+    return Sandbox.create(folder, limits=limits(settings), network=network)
+
+
+def _log_event(event: Event) -> None:
+    structlog.get_logger("skep.egress").info(event.kind, sandbox=event.sandbox, **dict(event.details))
 
 
 def open_files(paths: Paths, hive_id: str) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -38,10 +38,21 @@ TimeoutOption = Annotated[
     ),
 ]
 
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        help="Let it reach a host, *.suffix, host:port, or a set (pypi, npm, debian, github); may be repeated.",
+        metavar="HOST",
+        show_default=False,
+    ),
+]
+
 EXEC_EPILOG = examples(
     "skep exec -- python3 -c 'print(6*7)'  # in a throwaway sandbox",
     "skep exec --hive garden -- make test  # in the hive's workspace",
     "cat data.csv | skep exec -- wc -l  # pipes work as with a local command",
+    "skep exec --allow pypi -- pip download six  # nothing else can be reached",
 )
 SHELL_EPILOG = examples("skep shell", "skep shell --hive garden", "skep shell --hive garden --user root")
 
@@ -58,9 +69,10 @@ def exec_(
     user: UserOption = "agent",
     cwd: CwdOption = None,
     timeout: TimeoutOption = None,
+    allow: AllowOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command in a sandbox: no network, no secrets, nothing of this machine but its programs.
+    """Run a command in a sandbox: no network unless allowed, no secrets, nothing of this machine but its programs.
 
     Input, output, signals, colours, terminal size and the exit code are those of the command, as if it were local.
     """
@@ -82,7 +94,7 @@ def exec_(
         )
         return _explained(await relay(process, terminal=terminal))
 
-    raise typer.Exit(_in_sandbox(hive, account, work))
+    raise typer.Exit(_in_sandbox(hive, account, allow or (), work))
 
 
 def shell(
@@ -90,6 +102,7 @@ def shell(
     account: Account = DEFAULT_ACCOUNT,
     user: UserOption = "agent",
     cwd: CwdOption = None,
+    allow: AllowOption = None,
 ) -> None:
     """Open a terminal in a sandbox. Leave it with exit or Ctrl-D."""
     from skep.cli.relay import on_terminal, relay, window
@@ -108,10 +121,10 @@ def shell(
         )
         return _explained(await relay(process, terminal=True))
 
-    raise typer.Exit(_in_sandbox(hive, account, work))
+    raise typer.Exit(_in_sandbox(hive, account, allow or (), work))
 
 
-def _in_sandbox(hive: str | None, account: str, work: Callable[[Sandbox], Awaitable[int]]) -> int:
+def _in_sandbox(hive: str | None, account: str, allow: Sequence[str], work: Callable[[Sandbox], Awaitable[int]]) -> int:
     import asyncio
 
     from skep.app.computer import open_sandbox
@@ -120,7 +133,7 @@ def _in_sandbox(hive: str | None, account: str, work: Callable[[Sandbox], Awaita
     hive_id = None if hive is None else hive_id_for(hive, account)
 
     async def open_and_work() -> int:
-        async with open_sandbox(environment.paths, settings, hive_id) as sandbox:
+        async with open_sandbox(environment.paths, settings, hive_id, allow=allow) as sandbox:
             return await work(sandbox)
 
     return asyncio.run(open_and_work())

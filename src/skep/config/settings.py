@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from skep.config.secrets import key_variable
+from skep.errors import InvalidRequest
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -33,10 +34,20 @@ def _check_state_url(value: str) -> str:
     raise ValueError("should be sqlite:////path/to/skep.db or postgresql://user@host/name")
 
 
+def _check_host(entry: str) -> str:
+    from skep.sandbox.egress.policy import parse_policy
+
+    try:
+        parse_policy([entry])
+    except InvalidRequest as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
+    return entry
+
+
 Provider = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
 ModelId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
-HostName = Annotated[str, Field(pattern=r"^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}$")]
+HostName = Annotated[str, AfterValidator(_check_host)]
 
 
 class Section(BaseModel):
@@ -140,7 +151,7 @@ class PolicySettings(Section):
     """What is allowed beyond the default of no network and no secrets."""
 
     allowed_hosts: tuple[HostName, ...] = Field(default=(), strict=False)
-    """Host names that sandboxes may reach; *.example.org stands for every name below example.org."""
+    """What sandboxes may reach: pypi.org, *.example.org, host:8443, or the sets pypi, npm, debian and github."""
     approval_timeout_s: int = Field(default=3600, ge=1, le=2_592_000)
     """Seconds an act waits for a person's approval before it counts as denied."""
 
