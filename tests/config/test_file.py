@@ -177,7 +177,7 @@ def test_a_wrong_base_url_is_refused(url: str) -> None:
     assert only_problem(text).field == "chat_models[0].base_url"
 
 
-@pytest.mark.parametrize("host", ["*", "evil.com/", "a b.com", "*.com.", "10.0.0.1", "host:443", "UPPER.org"])
+@pytest.mark.parametrize("host", ["*", "evil.com/", "a b.com", "*.com.", "10.0.0.1", "host:0", "host:53"])
 def test_an_allowed_host_is_a_name_and_nothing_else(host: str) -> None:
     assert only_problem(f'{{"policy": {{"allowed_hosts": ["{host}"]}}}}').field == "policy.allowed_hosts[0]"
 

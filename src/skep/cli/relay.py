@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -28,7 +27,8 @@ def on_terminal() -> bool:
 def window() -> Size:
     from skep.sandbox.sandbox import Size
 
-    columns, rows = shutil.get_terminal_size()
+    # The terminal's own answer: COLUMNS in the environment does not follow when a window is resized.
+    columns, rows = os.get_terminal_size(_STDOUT)
     return Size(rows, columns)
 
 
