@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import secrets as random
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -348,18 +349,20 @@ async def test_a_secret_is_fetched_anew_for_each_request(given: World) -> None:
 
 async def test_a_secret_is_never_on_disk_nor_in_what_is_told(given: World, tmp_path: Path) -> None:
     """The control is a file that holds it, found by the same search."""
+    # Of this run alone: what an earlier one planted may still lie about.
+    value = given.vault.value = f"value-{random.token_hex(16)}"
     await given.curl('https://api.test/ -H "Authorization: Bearer $API_KEY"')
     pid = gate().pid
     assert pid is not None
     planted = tmp_path / "planted"
-    planted.write_text(VALUE)
+    planted.write_text(value)
     folders = {Path(tempfile.gettempdir()), Path(records_folder()), tmp_path}
-    found = {path for folder in folders for path in await asyncio.to_thread(_files_with, folder, VALUE.encode())}
+    found = {path for folder in folders for path in await asyncio.to_thread(_files_with, folder, value.encode())}
     assert found == {planted}
     if os.geteuid() == 0:
         assert not _open_files_of(pid)
-    assert VALUE not in repr(given.vault.events)
-    assert VALUE not in repr(given.sandbox.__dict__)
+    assert value not in repr(given.vault.events)
+    assert value not in repr(given.sandbox.__dict__)
     child = gate()._child
     assert child is not None
     assert child.said == ""
