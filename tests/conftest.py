@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 SERVER = Path(__file__).with_name("postgres_server.py")
 START_S = 90
 FOLDER = pytest.StashKey[tuple[str, int]]()
+
+
+# The same examples in every run, and nothing kept: the tree may belong to somebody else.
+hypothesis.settings.register_profile("skep", database=None, derandomize=True)
+hypothesis.settings.load_profile("skep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
