@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -330,6 +331,9 @@ def chunk(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
+_SPURIOUS_S = 0.01
+
+
 async def peek(sock: socket.socket, enough: Callable[[bytes], bool], limit: int = 17 << 10) -> bytes:
     """Look at the first bytes without taking them, until there are enough or no more come."""
     data, wanted = b"", 1
@@ -340,8 +344,12 @@ async def peek(sock: socket.socket, enough: Callable[[bytes], bool], limit: int 
             except BlockingIOError:
                 await readable(sock)
                 continue
-            if len(data) == len(before) or len(data) >= limit or enough(data):
+            if len(data) >= limit or enough(data) or not data:
                 return data
+            if len(data) == len(before):
+                if has_ended(sock):
+                    return data
+                await asyncio.sleep(_SPURIOUS_S)  # woken for nothing, as the kernel may when memory is short
             # The kernel wakes us only when there is more than we have seen.
             wanted = len(data) + 1
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
@@ -350,6 +358,13 @@ async def peek(sock: socket.socket, enough: Callable[[bytes], bool], limit: int 
         if wanted > 1:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Say whether the other side will send no more."""
+    ended = select.poll()
+    ended.register(sock, select.POLLRDHUP)
+    return bool(ended.poll(0))
 
 
 async def readable(*socks: socket.socket) -> socket.socket:
