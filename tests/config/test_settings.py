@@ -28,7 +28,7 @@ EXAMPLE = {
     "embedding_models": [{"id": "text-embedding-3-small", "provider": "openai", "dimensions": 512}],
     "sandbox": {"mechanism": "bubblewrap", "limits": {"cpus": 0.5, "memory_mb": 512}},
     "workspace": {"template": "python", "archive_after_days": 7},
-    "policy": {"allowed_hosts": ["pypi.org", "*.pythonhosted.org"]},
+    "policy": {"allowed_hosts": ["pypi", "*.example.org"]},
     "budgets": {"usd_per_task": None, "steps_per_task": 10},
 }
 

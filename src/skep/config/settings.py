@@ -151,7 +151,7 @@ class PolicySettings(Section):
     """What is allowed beyond the default of no network and no secrets."""
 
     allowed_hosts: tuple[HostName, ...] = Field(default=(), strict=False)
-    """What sandboxes may reach: pypi.org, *.example.org, host:8443, or the sets pypi, npm, debian and github."""
+    """What sandboxes may reach: example.org, *.example.org, host:8443, or the sets pypi, npm, debian and github."""
     approval_timeout_s: int = Field(default=3600, ge=1, le=2_592_000)
     """Seconds an act waits for a person's approval before it counts as denied."""
 

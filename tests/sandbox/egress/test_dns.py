@@ -30,13 +30,13 @@ def test_a_name_gets_an_address_that_stands_for_it() -> None:
     assert reply[:2] == struct.pack("!H", 7)
     address = ip_address(reply[-4:])
     assert address in MADE_UP
-    assert names.name(str(address)) == "pypi.org"
-    assert answer(question("pypi.org"), names) == reply[:12] + question("pypi.org")[12:] + reply[-16:]
+    assert names.name(str(address)) == "www.example.org"
+    assert answer(question("www.example.org"), names) == reply[:12] + question("www.example.org")[12:] + reply[-16:]
 
 
 def test_other_kinds_get_an_empty_answer() -> None:
     for kind in (2, 15, 16, 28, 65, 255):
-        reply = answer(question("pypi.org", kind), Names())
+        reply = answer(question("www.example.org", kind), Names())
         assert code(reply) == 0
         assert reply is not None
         assert struct.unpack_from("!H", reply, 6)[0] == 0

@@ -39,7 +39,7 @@ def named(*names: bytes, kind: int = 0) -> tuple[int, bytes]:
 
 
 def test_the_name_is_read() -> None:
-    assert server_name(hello("pypi.org")) == "pypi.org"
+    assert server_name(hello("www.example.org")) == "www.example.org"
     assert server_name(hello(None)) is None
     assert server_name(made(named(b"a.test"))) == "a.test"
     assert server_name(made()) is None

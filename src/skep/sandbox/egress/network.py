@@ -65,7 +65,7 @@ class Network:
         on_event: Callable[[Event], None] | None = None,
         trust: str = _TRUST,
     ) -> Network:
-        """Allow hosts (`pypi.org`, `*.example.org`, `host:8443`) and named sets (`pypi`, `npm`, `debian`, `github`).
+        """Allow hosts (`example.org`, `*.example.org`, `host:8443`) and named sets (`pypi`, `npm`, `debian`, `github`).
 
         The hosts of secrets are allowed with them.
         """

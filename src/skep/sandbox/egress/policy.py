@@ -139,7 +139,7 @@ def plain_host(name: str, *, shown: str | None = None) -> str:
     labels = host.split(".")
     shown = (name if shown is None else shown)[:100]
     if not host or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise InvalidRequest(f"{shown!r} is not a host name", hint="use a name such as pypi.org or *.example.org")
+        raise InvalidRequest(f"{shown!r} is not a host name", hint="use a name such as example.org or *.example.org")
     if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):
         raise InvalidRequest(f"{shown!r} is an address, not a host name", hint="allow hosts by name")
     return host
