@@ -25,7 +25,7 @@ def code(reply: bytes | None) -> int:
 
 def test_a_name_gets_an_address_that_stands_for_it() -> None:
     names = Names()
-    reply = answer(question("Pypi.ORG"), names)
+    reply = answer(question("WWW.Example.ORG"), names)
     assert reply is not None
     assert reply[:2] == struct.pack("!H", 7)
     address = ip_address(reply[-4:])
