@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -106,29 +106,36 @@ def test_an_interrupt_is_passed_on_and_the_status_comes_back(home: Path) -> None
 
 
 @pytest.fixture
-def terminal() -> tuple[int, int]:
-    return pty.openpty()
-
-
-def test_a_shell_has_a_terminal_of_the_right_size(home: Path, terminal: tuple[int, int]) -> None:
-    """The size is passed on at the start and when it changes; keys reach programs; exit ends it with its status."""
-    master, slave = terminal
+def shell(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A shell on a terminal of 31 lines, and the other side of the terminal."""
+    master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (31, 101))
     process = spawn("shell", stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
+    yield process, master
+    process.kill()
+    process.wait()
+    os.close(master)
+
+
+def test_a_shell_has_a_terminal_of_the_right_size(shell: tuple[subprocess.Popen[bytes], int]) -> None:
+    """The size is passed on at the start and when it changes; keys reach programs; exit ends it with its status."""
+    process, master = shell
     read_until(master, b"$ ")
     os.write(master, b"stty size\n")
     read_until(master, b"31 101")
+    read_until(master, b"$ ")
+    os.write(master, b"echo asleep; sleep 60\n")
+    read_until(master, b"\rasleep")
+    os.write(master, b"\x03")
+    read_until(master, b"$ ")
     termios.tcsetwinsize(master, (40, 90))
     process.send_signal(signal.SIGWINCH)
-    os.write(master, b"sleep 60\n")
-    os.write(master, b"\x03")
-    os.write(master, b"stty size; id -un\n")
-    read_until(master, b"40 90")
+    os.write(master, b"until stty size | grep -x '40 90'; do sleep 0.05; done; id -un\n")
+    read_until(master, b"\r40 90")
     read_until(master, b"agent")
     os.write(master, b"exit 5\n")
     assert process.wait(DEADLINE_S) == 5
-    os.close(master)
 
 
 def test_a_shell_without_a_terminal_says_what_to_do(program: Cli) -> None:
