@@ -123,17 +123,15 @@ def test_a_shell_has_a_terminal_of_the_right_size(shell: tuple[subprocess.Popen[
     process, master = shell
     read_until(master, b"$ ")
     os.write(master, b"stty size\n")
-    read_until(master, b"31 101")
-    read_until(master, b"$ ")
-    os.write(master, b"echo asleep; sleep 60\n")
-    read_until(master, b"\rasleep")
+    assert b"31 101" in read_until(master, b"$ ")
+    os.write(master, b"python3 -c \"import time; print('as' + 'leep', flush=True); time.sleep(60)\"\n")
+    read_until(master, b"asleep")
     os.write(master, b"\x03")
     read_until(master, b"$ ")
     termios.tcsetwinsize(master, (40, 90))
     process.send_signal(signal.SIGWINCH)
     os.write(master, b"until stty size | grep -x '40 90'; do sleep 0.05; done; id -un\n")
-    read_until(master, b"\r40 90")
-    read_until(master, b"agent")
+    assert b"\r40 90" in read_until(master, b"agent")
     os.write(master, b"exit 5\n")
     assert process.wait(DEADLINE_S) == 5
 
