@@ -182,7 +182,7 @@ async def test_a_busy_loop_gets_the_share_it_may_have(held_by: str) -> None:
 
 
 async def test_a_limit_reached_by_one_command_is_not_blamed_on_the_next() -> None:
-    async with Sandbox.create(limits=Limits(memory_bytes=128 * MIB, processes=64)) as sandbox:
+    async with Sandbox.create(limits=Limits(memory_bytes=512 * MIB, processes=64)) as sandbox:
         await sandbox.run("head -c 3000000000 /dev/zero | tail -c 3000000000 > /dev/null; exit 0")
         assert (await sandbox.run("exit 1")).limit is None
         forks = "import os, time\ntry:\n  while os.fork(): pass\n  time.sleep(1000)\nexcept OSError: pass"
