@@ -36,6 +36,7 @@ def limits(settings: Settings) -> Limits:
         open_files=wanted.open_files,
         output_bytes=wanted.output_kb * 1024,
         command_s=wanted.command_timeout_s,
+        command_cap_s=wanted.command_timeout_cap_s,
     )
 
 

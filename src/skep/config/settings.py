@@ -119,7 +119,7 @@ class Limits(Section):
     command_timeout_s: int = Field(default=30, ge=1)
     """Seconds a command may run when it does not ask for more."""
     command_timeout_cap_s: int = Field(default=300, ge=1, le=86_400, validate_default=True)
-    """Seconds that no command may exceed, whatever it asks for."""
+    """Seconds that a command or cell that is waited for gets at most; streams and background jobs have no such end."""
 
     @field_validator("command_timeout_cap_s")
     @classmethod

@@ -106,7 +106,7 @@ class Context(abc.ABC):
             self.state = "busy"
             self.cells += 1
             began = time.monotonic()
-            deadline = Deadline(self._sandbox.limits.command_s if timeout_s is None else timeout_s, GRACE_S)
+            deadline = Deadline(self._sandbox.limits.time_for(timeout_s), GRACE_S)
             try:
                 cell = await self._cell(code, capture, deadline)
             finally:

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use. `command_s` is the default time of one command."""
+    """What one sandbox may use. `command_s` is the default time of one command, `command_cap_s` the most it gets."""
 
     cpus: float = 2.0
     memory_bytes: int = 4 * GIB
@@ -26,6 +26,11 @@ class Limits:
     shm_bytes: int = 64 * MIB
     output_bytes: int = 10 * MIB
     command_s: float = 30.0
+    command_cap_s: float = 300.0
+
+    def time_for(self, asked_s: float | None) -> float:
+        """Return how long a command may run that is waited for, given what was asked for it."""
+        return min(self.command_s if asked_s is None else asked_s, self.command_cap_s)
 
 
 @dataclass(frozen=True, slots=True)

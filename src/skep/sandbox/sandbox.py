@@ -327,7 +327,7 @@ class Sandbox(abc.ABC):
             env=env,
             user=user,
             stdin=bool(input),
-            timeout_s=self.limits.command_s if timeout_s is None else timeout_s,
+            timeout_s=self.limits.time_for(timeout_s),
             limits=limits,
         )
         try:

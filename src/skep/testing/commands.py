@@ -204,6 +204,11 @@ class TimePromises:
         assert (result.limit, result.exit.signal) == ("time", signal.SIGKILL)
 
     @promise
+    async def test_no_command_gets_more_time_than_the_cap(self, make_sandbox: MakeSandbox) -> None:
+        async with await make_sandbox(limits=Limits(command_cap_s=0.3)) as sandbox:
+            assert (await sandbox.run("sleep 60", timeout_s=50)).limit == "time"
+
+    @promise
     async def test_what_a_command_started_ends_with_its_time(self, sandbox: Sandbox) -> None:
         deaf = "(trap '' TERM; echo $BASHPID > pid; while :; do sleep 0.01; done) & wait"
         assert (await sandbox.run(deaf, timeout_s=0.5)).limit == "time"
