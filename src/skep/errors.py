@@ -5,6 +5,9 @@
         ConfigInvalid     a field of config.json is wrong
         NotFound          there is nothing by that name                 404
         Conflict          the name or the state is already taken        409
+          WorkspaceBusy   something runs in it that the act would break
+        TemplateInvalid   a field of a template is wrong
+        PackageRefused    a package cannot be had, or not together with the others
       Denied              policy or identity refused it                 403  exit 3
         SandboxDisabled   the hive has its sandbox switched off
       LimitReached        a budget, quota or rate ran out               429  exit 4
@@ -14,10 +17,14 @@
         LeaseLost         another holder has taken the lease over
         SandboxLost       the sandbox died under the call
         SandboxUnusable   this machine cannot start a sandbox as asked
+        StoreUnavailable  the store of archives cannot be reached
       Corrupt             stored state breaks its own rules             500  exit 6   stop, keep the evidence
         ForeignDatabase   the database belongs to another program
         DatabaseTooNew    the database was written by a newer Skep
         ChainBroken       the event log does not match its hashes
+        WorkspaceDamaged  a workspace or a snapshot lacks a part of itself
+        ArchiveDamaged    an archive is cut, altered or not ours
+        ArchiveTooNew     an archive was written by a newer Skep
       Defect              Skep's own bug                                500  exit 70
 
 A message names what was wrong; the hint says what to do next.
@@ -59,6 +66,18 @@ class Conflict(InvalidRequest):
     """The name or the state is already taken."""
 
     status = 409
+
+
+class WorkspaceBusy(Conflict):
+    """Something runs in the workspace that the act would break."""
+
+
+class TemplateInvalid(InvalidRequest):
+    """A field of a template is wrong."""
+
+
+class PackageRefused(InvalidRequest):
+    """A package cannot be had, or not together with the others."""
 
 
 class Denied(SkepError):
@@ -106,6 +125,10 @@ class SandboxUnusable(Unavailable):
     """This machine cannot start a sandbox as asked."""
 
 
+class StoreUnavailable(Unavailable):
+    """The store of archives cannot be reached."""
+
+
 class Corrupt(SkepError):
     """Stored state breaks its own rules: stop, and keep the evidence."""
 
@@ -123,6 +146,18 @@ class DatabaseTooNew(Corrupt):
 
 class ChainBroken(Corrupt):
     """The event log does not match its hashes."""
+
+
+class WorkspaceDamaged(Corrupt):
+    """A workspace or a snapshot lacks a part of itself."""
+
+
+class ArchiveDamaged(Corrupt):
+    """An archive is cut, altered or not ours."""
+
+
+class ArchiveTooNew(Corrupt):
+    """An archive was written by a newer Skep."""
 
 
 class Defect(SkepError):
