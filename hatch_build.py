@@ -20,6 +20,7 @@ _SOURCES = Path("src/skep/sandbox/native")
 _BUILT = Path("src/skep/sandbox/bin")
 _PROGRAMS = {
     "skep-agent": ("agent.c", ("-static",)),
+    "skep-mount": ("mount.c", ("-static",)),
     "skep-fakeroot.so": ("fakeroot.c", ("-shared", "-fPIC", "-nostdlib", "-fno-builtin")),
 }
 _FLAGS = ("-O2", "-Wall", "-Wextra", "-s")

@@ -25,7 +25,7 @@ from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox import kernels, seccomp
 from skep.sandbox.agent import NETWORK, PAUSE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
-from skep.sandbox.claim import claim
+from skep.sandbox.claim import Owner, claim
 from skep.sandbox.egress.gate import Passage, gate
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.inlet import connected
@@ -36,11 +36,14 @@ from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, network_planks, system_planks
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
+from skep.sandbox.stack import lay, prepare
 from skep.sandbox.tree import Tree
 from skep.sandbox.watcher import Watcher
 
 _READY_S = 10.0
 _INSIDE_UID = 1000
+#: Ask the agent for its mount namespace, not that of its network.
+MOUNTS = 1
 
 _ENVIRONMENT = {
     "HOME": "/workspace",
@@ -72,7 +75,10 @@ class BubblewrapSandbox(Sandbox):
         self._passage = passage
         self._launcher = launcher
         self._agent = agent
+        self._mounts = recipe.mounts
         self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
+        if recipe.stack is not None:
+            self._watcher.count_in(recipe.stack.upper)
         self._stopping: asyncio.Task[None] | None = None
         self._rlimits = _rlimits(recipe.limits, CommandLimits())
 
@@ -90,6 +96,7 @@ class BubblewrapSandbox(Sandbox):
             )
             await launcher.go(agent, plan, recipe.limits)
             root = await _ready(agent, launcher)
+            await _lay(agent, recipe, launcher.owner)
             if passage is not None:
                 await passage.open((await agent.ask(NETWORK)).fd)
         except BaseException:
@@ -229,10 +236,13 @@ def draw_plan(
     a recipe that names none. `certificate` is that of the authority which a sandbox with a network trusts.
     """
     bwrap = bwrap or Bwrap.find()
-    path = recipe.folder or _new_folder(throwaway)
+    kept = recipe.stack.upper if recipe.stack else recipe.folder
+    path = kept or _new_folder(throwaway)
     folder, owner = claim(path, adopt=recipe.adopt)
-    plan = Plan(bwrap, owner=owner, throwaway=None if recipe.folder else (path, os.fstat(folder).st_ino))
+    plan = Plan(bwrap, owner=owner, throwaway=None if kept else (path, os.fstat(folder).st_ino))
     try:
+        if recipe.stack is not None:
+            prepare(recipe.stack, owner)
         _furnish(plan, recipe, folder)
         if certificate is not None:
             for plank in network_planks(certificate):
@@ -264,7 +274,24 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
     plan.bind(os.open(native("skep-agent"), os.O_PATH | os.O_CLOEXEC), "/run/skep/agent")
     plan.bind(os.open(native("skep-fakeroot.so"), os.O_PATH | os.O_CLOEXEC), "/run/skep/fakeroot.so")
     plan.bind(os.open(kernels.FOLDER, os.O_PATH | os.O_CLOEXEC), kernels.INSIDE)
-    plan.bind(workspace, "/workspace", read_only=False)
+    if recipe.stack is not None and recipe.stack.layers:
+        os.close(workspace)
+        plan.add("--dir", "/workspace")  # the layers come once the namespaces are there
+    else:
+        plan.bind(workspace, "/workspace", read_only=False)
+    for mount in recipe.mounts:
+        if not mount.in_workspace:
+            plan.add("--dir", _mount_point(mount.inside))
+
+
+async def _lay(agent: Agent, recipe: Recipe, owner: Owner | None) -> None:
+    stack = recipe.stack if recipe.stack and recipe.stack.layers else None
+    if stack or recipe.mounts:
+        namespace = await agent.ask(NETWORK, MOUNTS)
+        try:
+            await lay(namespace.fd, stack, recipe.mounts, owner=owner)
+        finally:
+            namespace.without_fd()
 
 
 def _new_folder(path: str | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from skep.sandbox.egress.network import Network
 from skep.sandbox.limits import Limits
+from skep.sandbox.stack import Mount, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +22,9 @@ class Recipe:
     read_only: Mapping[str, str] = field(default_factory=dict)
     #: Hand a folder that belongs to root over to the sandbox's own user. Matters only when Skep runs as root.
     adopt: bool = False
+    #: The workspace in layers, instead of one folder.
+    stack: Stack | None = None
+    #: More folders of the host, at places that may be below /workspace.
+    mounts: tuple[Mount, ...] = ()
     #: What may be reached; None for no network at all.
     network: Network | None = None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from skep.sandbox.egress.policy import Policy
     from skep.sandbox.ports import Bounds, Exposure
     from skep.sandbox.shell import Shell
+    from skep.sandbox.stack import Mount, Stack
 
 Command = str | Sequence[str]
 User = Literal["agent", "root"]
@@ -213,24 +214,31 @@ class Sandbox(abc.ABC):
         env: Mapping[str, str] | None = None,
         read_only: Mapping[str, str] | None = None,
         adopt: bool = False,
+        stack: Stack | None = None,
+        mounts: Sequence[Mount] = (),
         network: Network | None = None,
     ) -> Creation:
         """Make a sandbox, for `async with`, `with` or `await`.
 
         `folder` is the workspace on the host; without one the workspace is thrown away at the end. `read_only` shows
         more of the host: its path there to the path inside. `adopt` hands the files of a folder that is not empty
-        over to the sandbox's own user, which is needed once when Skep runs as root. `network` says what may be
-        reached; without it nothing can.
+        over to the sandbox's own user, which is needed once when Skep runs as root. `stack` is a workspace in layers,
+        instead of a folder; `mounts` are more folders, also below /workspace. `network` says what may be reached;
+        without it nothing can.
         """
         from skep.sandbox.creation import Creation
         from skep.sandbox.recipe import Recipe
 
+        if folder is not None and stack is not None:
+            raise InvalidRequest("a workspace is a folder or a stack of them", hint="give one of the two")
         recipe = Recipe(
             folder=None if folder is None else os.fspath(folder),
             limits=limits or Limits(),
             env=env or {},
             read_only=read_only or {},
             adopt=adopt,
+            stack=stack,
+            mounts=tuple(mounts),
             network=network,
         )
         return Creation(recipe)
@@ -282,6 +290,10 @@ class Sandbox(abc.ABC):
     async def set_policy(self, policy: Policy) -> None:
         """Change what a running sandbox may reach, if it was made with a network."""
         raise InvalidRequest(f"sandbox {self.id} was made without a network", hint="pass network= when creating it")
+
+    async def restack(self, stack: Stack) -> None:
+        """Lay another stack under /workspace while nothing runs inside; with a process inside it is `WorkspaceBusy`."""
+        raise InvalidRequest(f"a {self.mechanism} sandbox keeps its workspace", hint="stop it and start another")
 
     async def gone(self) -> None:
         """Return when the sandbox is no more, however it went."""

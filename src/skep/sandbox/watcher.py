@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from skep.errors import SandboxLost
 from skep.sandbox.agent import PAUSE, RESUME, Agent
-from skep.sandbox.census import Usage
+from skep.sandbox.census import Census, Usage
 from skep.sandbox.limits import Limits
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.tree import Tree
@@ -43,6 +43,7 @@ class Watcher:
         self._watch_memory = watch_memory
         self._running: set[AgentProcess] = set()
         self._task: asyncio.Task[None] | None = None
+        self._upper = -1
         self._usage: Usage | None = None
         self._room = Usage(0, 0)
         #: The least the workspace has held, from which growth past the limit is reckoned; and when to count again.
@@ -54,6 +55,17 @@ class Watcher:
         #: How often a process was ended for memory, and how often there were as many as may be.
         self.memory_kills = 0
         self.full_houses = 0
+
+    def count_in(self, upper: str) -> None:
+        """Count this folder of the host, the one that is written, and not the layers below it."""
+        self._forget_upper()
+        self._upper = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._usage = self._least = None
+
+    def _forget_upper(self) -> None:
+        if self._upper >= 0:
+            os.close(self._upper)
+        self._upper = -1
 
     def watch(self, process: AgentProcess) -> None:
         self._running.add(process)
@@ -69,6 +81,7 @@ class Watcher:
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        self._forget_upper()
 
     async def _look_on(self) -> None:
         with contextlib.suppress(SandboxLost):
@@ -101,7 +114,8 @@ class Watcher:
     async def _counted(self) -> Usage:
         """Count what the workspace holds, and put off the next count for as long as this one's cost asks for."""
         began = time.monotonic()
-        now = await self._files.measure() + await self._files.examine(_held_open)
+        held = await self._files.examine(_held_open)
+        now = held + (await self._files.measure() if self._upper < 0 else await _census(os.dup(self._upper)))
         self._count_at = time.monotonic() + max(_COUNT_S, _COUNT_SHARE * (time.monotonic() - began))
         return now
 
@@ -149,6 +163,16 @@ class Watcher:
         if sum(use.values()) > self._limits.memory_bytes:
             self.memory_kills += 1
             await self._agent.signal_inside(max(use, key=use.__getitem__), signal.SIGKILL)
+
+
+async def _census(folder: int) -> Usage:
+    def counted() -> Usage:
+        try:
+            return Census.take(folder)
+        finally:
+            os.close(folder)
+
+    return await asyncio.to_thread(counted)
 
 
 def _files_in_memory(root_fd: int) -> int:

@@ -6,11 +6,13 @@
  *   door     On the host, for a moment. Enters a sandbox's network namespace and nothing else of it, makes every
  *            address there lead to itself, opens listening sockets and hands them out to the egress proxy.
  *   serve    Inside, as pid 1. Starts commands on pipes that the controller made and hands over, reports how
- *            they end, and dies with the controller, which takes everything inside with it.
+ *            they end, and dies with the controller, which takes everything inside with it. The controller may
+ *            admit guests, other processes of its user, each on a socket of its own: they start commands too,
+ *            reach nobody's but their own, and take those with them when they go.
  *
  * Commands run under the same uid as the agent. It is safe from them because it is pid 1 of the namespace (the
  * kernel drops signals from inside), not dumpable (no /proc/1/mem, no /proc/1/fd, no ptrace), and holds nothing
- * but its socket. Output never passes through it, so no command can forge another's. Messages have a fixed size
+ * but its sockets. Output never passes through it, so no command can forge another's. Messages have a fixed size
  * and travel in SOCK_SEQPACKET records; what varies in length comes in a memory file.
  */
 #define _GNU_SOURCE
@@ -44,13 +46,15 @@
 
 #define CONTROL_FD 3
 #define MAX_FDS 32
+#define MAX_GUESTS 64
 #define MAX_PAYLOAD (64u << 20)
 #define START_TURNS 100
 #define START_TURN_MS 50
 #define PAUSED_TURN_MS 200
 
-enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9 };
-enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5 };
+enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9,
+                  ADMIT = 10, HOLD = 11, RELEASE = 12 };
+enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5, LEFT = 6 };
 /* Where a spawn failed, reported with errno: the caller words the message. */
 enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
 
@@ -65,16 +69,26 @@ struct report {
     uint64_t user_us, system_us, peak_kb;
 };
 
+/* Whoever gives orders. Each counts its commands for itself, so an id means something only together with its giver. */
+struct controller {
+    int fd;        /* -1 for nobody. */
+    uint32_t name; /* The id of the order that admitted a guest: so the first controller calls it. */
+};
+
 struct running {
     pid_t pid;
     uint32_t id;
-    int doomed; /* What is left of its group goes when it does. */
+    struct controller *from; /* NULL once that has gone: nobody is told of its end. */
+    int doomed;              /* What is left of its group goes when it does. */
+    int cause;               /* The limit for which the first controller had it ended; only its giver knows names. */
     struct running *next;
 };
 
 static struct running *table;
+static struct controller first = {.fd = CONTROL_FD}, guests[MAX_GUESTS];
 static int oom_score_fd = -1;
 static int paused;
+static int held; /* What guests order waits. */
 
 static void fail(const char *what) {
     int error = errno;
@@ -82,7 +96,10 @@ static void fail(const char *what) {
     _exit(125);
 }
 
-static void report_with(struct report r, const int *fds, int count) {
+static void drop(struct controller *guest);
+
+/* The first controller is waited for, as nothing can go on without it; a guest that does not read is let go. */
+static void report_with(struct controller *to, struct report r, const int *fds, int count) {
     struct iovec part = {&r, sizeof r};
     union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
@@ -96,22 +113,28 @@ static void report_with(struct report r, const int *fds, int count) {
         head->cmsg_len = CMSG_LEN(count * sizeof(int));
         memcpy(CMSG_DATA(head), fds, count * sizeof(int));
     }
-    while (sendmsg(CONTROL_FD, &message, MSG_NOSIGNAL) < 0)
-        if (errno != EINTR) _exit(0); /* The controller is gone. */
+    while (to->fd >= 0 && sendmsg(to->fd, &message, MSG_NOSIGNAL | (to == &first ? 0 : MSG_DONTWAIT)) < 0) {
+        if (errno == EINTR) continue;
+        if (to == &first) _exit(0); /* The controller is gone. */
+        drop(to);
+    }
 }
 
-static void report(struct report r, int fd) { report_with(r, &fd, fd >= 0); }
+static void report(struct controller *to, struct report r, int fd) { report_with(to, r, &fd, fd >= 0); }
 
-/* Returns how many descriptors came along; leaves for good at end of file: then the controller is gone. */
-static int receive(struct order *o, int *fds, int flags) {
+static void close_all(const int *fds, int count) {
+    for (int i = 0; i < count; i++) close(fds[i]);
+}
+
+/* Returns how many descriptors came along, or -1 if this was no order or the end of all orders. */
+static int receive_from(int from, struct order *o, int *fds, int flags) {
     struct iovec part = {o, sizeof *o};
     union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     ssize_t got;
-    while ((got = recvmsg(CONTROL_FD, &message, flags)) < 0)
-        if (errno != EINTR) _exit(0);
-    if (got != sizeof *o || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) _exit(0);
+    while ((got = recvmsg(from, &message, flags)) < 0)
+        if (errno != EINTR) return -1;
     int count = 0;
     for (struct cmsghdr *head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head))
         if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS) {
@@ -119,6 +142,15 @@ static int receive(struct order *o, int *fds, int flags) {
             memcpy(fds + count, CMSG_DATA(head), more * sizeof(int));
             count += more;
         }
+    if (got == sizeof *o && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return count;
+    close_all(fds, count);
+    return -1;
+}
+
+/* The same from the first controller; leaves for good at its end. */
+static int receive(struct order *o, int *fds, int flags) {
+    int count = receive_from(CONTROL_FD, o, fds, flags);
+    if (count < 0) _exit(0);
     return count;
 }
 
@@ -266,7 +298,7 @@ static int open_door(const struct order *o, int *fds) {
              type = type == SOCK_STREAM ? SOCK_DGRAM : 0)
             if ((opened[count++] = listener(ports[i], type, family)) < 0) fail("cannot listen in the sandbox");
     }
-    report_with((struct report){.kind = DONE, .id = o->id}, opened, count);
+    report_with(&first, (struct report){.kind = DONE, .id = o->id}, opened, count);
     return 0;
 }
 
@@ -287,9 +319,12 @@ struct payload {
     struct { uint32_t resource, pad; uint64_t soft, hard; } *limit;
 };
 
-/* The layout is written by the controller (`Spawn.payload`): counts, limits, then NUL-terminated strings. */
-static int parse(int fd, struct payload *p) {
+/* The layout is written by the controller (`Spawn.payload`): counts, limits, then NUL-terminated strings. What a guest
+ * hands over must be sealed: cut or changed while it is read, it would take this agent and all the others down. */
+static int parse(int fd, int from_guest, struct payload *p) {
     struct stat info;
+    int seals = from_guest ? fcntl(fd, F_GET_SEALS) : F_SEAL_SHRINK | F_SEAL_WRITE;
+    if (seals < 0 || ~seals & (F_SEAL_SHRINK | F_SEAL_WRITE)) return -1;
     if (fstat(fd, &info) || info.st_size < 16 || info.st_size > MAX_PAYLOAD) return -1;
     char *base = mmap(NULL, info.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     if (base == MAP_FAILED) return -1;
@@ -361,6 +396,8 @@ static int make_fence(void) {
 static void child(struct payload *p, int *fds, const char *terminal, int errors) {
     /* Not dumpable until exec: before that its neighbours could write its memory, or answer for it on `errors`. */
     close(CONTROL_FD);
+    for (int i = 0; i < MAX_GUESTS; i++)
+        if (guests[i].fd >= 0) close(guests[i].fd);
     setsid();
     if (terminal) {
         int slave = open(terminal, O_RDWR);
@@ -407,7 +444,8 @@ static void score_oom(const char *score) {
 }
 
 /* Fork and wait until the child has become the command or said why it could not. */
-static struct report start(const struct order *o, struct payload *p, int *fds, const char *terminal) {
+static struct report start(struct controller *from, const struct order *o, struct payload *p, int *fds,
+                           const char *terminal) {
     struct report r = {.kind = REFUSED, .id = o->id, .b = AT_FORK};
     int errors[2];
     int32_t word[2];
@@ -423,7 +461,7 @@ static struct report start(const struct order *o, struct payload *p, int *fds, c
         r.a = word[0];
         r.b = word[1];
     } else if (pid > 0) {
-        *entry = (struct running){.pid = pid, .id = o->id, .next = table};
+        *entry = (struct running){.pid = pid, .id = o->id, .from = from, .next = table};
         table = entry;
         entry = NULL;
         r = (struct report){.kind = STARTED, .id = o->id, .a = pid};
@@ -433,32 +471,40 @@ static struct report start(const struct order *o, struct payload *p, int *fds, c
     return r;
 }
 
-static void spawn(const struct order *o, int *fds, int count) {
+static void spawn(struct controller *from, const struct order *o, int *fds, int count) {
     struct report r = {.kind = REFUSED, .id = o->id, .a = EINVAL, .b = AT_PAYLOAD};
     struct payload p = {0};
     char terminal[32];
     int master = -1;
-    if (count == (o->a ? 1 : 4) && !parse(fds[0], &p)) {
+    if (count == (o->a ? 1 : 4) && !parse(fds[0], from != &first, &p)) {
         if (o->a && (master = open_terminal(o, terminal, sizeof terminal)) < 0) {
             r.a = errno;
             r.b = AT_TERMINAL;
         } else {
-            r = start(o, &p, fds, o->a ? terminal : NULL);
+            r = start(from, o, &p, fds, o->a ? terminal : NULL);
         }
     }
     discard(&p);
-    report(r, r.kind == STARTED ? master : -1);
+    report(from, r, r.kind == STARTED ? master : -1);
     if (master >= 0) close(master);
 }
 
-/* Without an id, c is a pid as seen inside, or -1 for everything but the agent. */
-static void send_signal(const struct order *o) {
+static void answer(struct controller *to, const struct order *o, int error) {
+    report(to, (struct report){.kind = error ? REFUSED : DONE, .id = o->id, .a = error}, -1);
+}
+
+/* The first controller may also name a guest, for all that it runs, and with c a limit for which they are ended; or,
+ * without an id, a pid as seen inside, -1 for everything but the agent. */
+static void send_signal(struct controller *from, const struct order *o) {
+    if (o->id == 0 && from != &first) { answer(from, o, EPERM); return; }
     if (o->id == 0 && (o->c == -1 || o->c > 1)) kill(o->c, o->a);
-    for (struct running *entry = table; entry; entry = entry->next)
-        if (entry->id == o->id) {
-            entry->doomed |= o->d;
-            kill(o->b ? entry->pid : -entry->pid, o->a);
-        }
+    for (struct running *entry = table; entry; entry = entry->next) {
+        int of_guest = from == &first && entry->from && entry->from != &first && entry->from->name == o->id;
+        if (!of_guest && (entry->from != from || entry->id != o->id)) continue;
+        entry->doomed |= o->d;
+        if (of_guest) entry->cause = o->c;
+        kill(o->b ? entry->pid : -entry->pid, o->a);
+    }
 }
 
 static void reap(void) {
@@ -473,8 +519,8 @@ static void reap(void) {
         int status;
         struct rusage use;
         if (wait4(dead.si_pid, &status, 0, &use) < 0 || !entry) continue;
-        report((struct report){.kind = EXITED, .id = entry->id,
-                .a = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+        if (entry->from) report(entry->from, (struct report){.kind = EXITED, .id = entry->id,
+                .a = WIFEXITED(status) ? WEXITSTATUS(status) : entry->cause,
                 .b = WIFSIGNALED(status) ? WTERMSIG(status) : 0,
                 .user_us = use.ru_utime.tv_sec * 1000000ull + use.ru_utime.tv_usec,
                 .system_us = use.ru_stime.tv_sec * 1000000ull + use.ru_stime.tv_usec,
@@ -485,10 +531,10 @@ static void reap(void) {
 }
 
 /* Hand out a descriptor that only somebody inside can make, or say why not. */
-static void hand_out(const struct order *o, int fd) {
-    if (fd < 0) report((struct report){.kind = REFUSED, .id = o->id, .a = errno}, -1);
-    else report((struct report){.kind = DONE, .id = o->id}, fd);
-    if (fd >= 0) close(fd);
+static void hand_out(struct controller *to, const struct order *o, int fd) {
+    if (fd < 0) { answer(to, o, errno); return; }
+    report(to, (struct report){.kind = DONE, .id = o->id}, fd);
+    close(fd);
 }
 
 /* A connection to a server inside, on its way: whoever gets it waits for it, so that this agent never does. */
@@ -505,20 +551,97 @@ static int connect_inside(uint16_t port, int six) {
     return -1;
 }
 
-static void obey(void) {
-    struct order o;
-    int fds[MAX_FDS];
-    int count = receive(&o, fds, MSG_CMSG_CLOEXEC);
-    switch (o.kind) {
-    case SPAWN: spawn(&o, fds, count); break;
-    case SIGNAL: send_signal(&o); break;
-    case PAUSE: paused = 1; kill(-1, SIGSTOP); report((struct report){.kind = DONE, .id = o.id}, -1); break;
-    case RESUME: paused = 0; kill(-1, SIGCONT); report((struct report){.kind = DONE, .id = o.id}, -1); break;
-    case CONNECT: hand_out(&o, connect_inside(o.a, o.b)); break;
-    case NETWORK: hand_out(&o, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); break;
+/* Everything else runs in a group of its own, so what the guest started ends and nothing besides. */
+static void drop(struct controller *guest) {
+    shutdown(guest->fd, SHUT_RDWR); /* A command on its way to exec may still have a copy. */
+    close(guest->fd);
+    guest->fd = -1;
+    for (struct running *entry = table; entry; entry = entry->next)
+        if (entry->from == guest) {
+            entry->from = NULL;
+            entry->doomed = 1;
+            kill(-entry->pid, SIGKILL);
+        }
+    report(&first, (struct report){.kind = LEFT, .id = guest->name}, -1);
+}
+
+/* Say that the agent serves, with the one thing that cannot be had from outside. */
+static void welcome(struct controller *to) {
+    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0) fail("cannot open the root folder");
+    report(to, (struct report){.kind = READY}, root);
+    close(root);
+}
+
+static int is_records(int fd) {
+    int domain = 0, type = 0;
+    socklen_t size = sizeof(int);
+    return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) && domain == AF_UNIX &&
+           !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) && type == SOCK_SEQPACKET;
+}
+
+/* Takes the socket over, and returns 0; or leaves it and returns why. */
+static int admit(const struct order *o, const int *fds, int count) {
+    if (count != 1 || !is_records(fds[0])) return EINVAL;
+    for (int i = 0; i < MAX_GUESTS; i++)
+        if (guests[i].fd < 0) {
+            guests[i] = (struct controller){.fd = fds[0], .name = o->id};
+            answer(&first, o, 0); /* Before the guest has reason to leave. */
+            welcome(&guests[i]);
+            return 0;
+        }
+    return EUSERS;
+}
+
+/* With nothing but this agent here, what is mounted can be changed: nobody stands in it. Those who have just ended
+ * are reaped first; what is still left, be it a zombie whose parent lives, counts. */
+static int hold(void) {
+    reap();
+    if (!kill(-1, 0) || errno != ESRCH) return EBUSY;
+    held = 1;
+    return 0;
+}
+
+/* What concerns everybody inside is for the first controller alone. */
+static int obey_first(const struct order *o, int *fds, int count) {
+    int error = 0;
+    switch (o->kind) {
+    case PAUSE: paused = 1; kill(-1, SIGSTOP); break;
+    case RESUME: paused = 0; kill(-1, SIGCONT); break;
+    case HOLD: error = hold(); break;
+    case RELEASE: held = 0; break;
+    case NETWORK: hand_out(&first, o, open(o->a ? "/proc/self/ns/mnt" : "/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); return count;
+    case ADMIT: if (!(error = admit(o, fds, count))) return 0; break;
     default: _exit(0);
     }
-    for (int i = 0; i < count; i++) close(fds[i]);
+    answer(&first, o, error);
+    return count;
+}
+
+static void obey(struct controller *from) {
+    struct order o;
+    int fds[MAX_FDS];
+    int count = from == &first ? receive(&o, fds, MSG_CMSG_CLOEXEC)
+                               : receive_from(from->fd, &o, fds, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (count < 0) { drop(from); return; }
+    switch (o.kind) {
+    case SPAWN: spawn(from, &o, fds, count); break;
+    case SIGNAL: send_signal(from, &o); break;
+    case CONNECT: hand_out(from, &o, connect_inside(o.a, o.b)); break;
+    default:
+        if (from == &first) count = obey_first(&o, fds, count);
+        else answer(from, &o, EPERM);
+    }
+    close_all(fds, count);
+}
+
+/* Guests come before the first controller: only that one makes new ones, so none is taken for another's successor. */
+static void attend(const struct pollfd *watched) {
+    for (int i = 0; i < MAX_GUESTS; i++) {
+        if (guests[i].fd < 0 || !watched[i].revents) continue;
+        if (watched[i].revents & ~POLLIN) drop(&guests[i]); /* It has hung up: what it still wanted is no matter. */
+        else obey(&guests[i]);
+    }
 }
 
 static void serve(void) {
@@ -540,14 +663,17 @@ static void serve(void) {
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
     int ended = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
-    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (ended < 0 || root < 0) fail("cannot start");
+    if (ended < 0) fail("cannot start");
     fence = make_fence();
-    report((struct report){.kind = READY}, root);
-    close(root);
-    struct pollfd watched[] = {{CONTROL_FD, POLLIN, 0}, {ended, POLLIN, 0}};
+    for (int i = 0; i < MAX_GUESTS; i++) guests[i].fd = -1;
+    welcome(&first);
+    struct pollfd watched[2 + MAX_GUESTS] = {{CONTROL_FD, POLLIN, 0}, {ended, POLLIN, 0}};
     for (;;) {
-        if (poll(watched, 2, paused ? PAUSED_TURN_MS : -1) < 0 && errno != EINTR) fail("poll");
+        for (int i = 0; i < MAX_GUESTS; i++) watched[2 + i] = (struct pollfd){guests[i].fd, held ? 0 : POLLIN, 0};
+        if (poll(watched, 2 + MAX_GUESTS, paused ? PAUSED_TURN_MS : -1) < 0) {
+            if (errno != EINTR) fail("poll");
+            continue;
+        }
         /* A process may have arranged for the kernel to wake it, when a file changes or its terminal goes. */
         if (paused) kill(-1, SIGSTOP);
         if (watched[1].revents) {
@@ -555,7 +681,8 @@ static void serve(void) {
             while (read(ended, &info, sizeof info) > 0) {}
             reap();
         }
-        if (watched[0].revents) obey();
+        attend(watched + 2);
+        if (watched[0].revents) obey(&first);
     }
 }
 
