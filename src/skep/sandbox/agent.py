@@ -25,8 +25,8 @@ _HEADER = struct.Struct("=IIII")
 _LIMIT = struct.Struct("=IIQQ")
 _DESCRIPTOR = struct.Struct("=i")
 
-JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME, CONNECT, NETWORK, OPEN = range(1, 10)
-READY, STARTED, REFUSED, EXITED, DONE = range(1, 6)
+JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME, CONNECT, NETWORK, OPEN, ADMIT, HOLD, RELEASE = range(1, 13)
+READY, STARTED, REFUSED, EXITED, DONE, LEFT = range(1, 7)
 AT_PAYLOAD, AT_FORK, AT_TERMINAL, AT_LIMIT, AT_CWD, AT_EXEC = range(1, 7)
 
 
@@ -129,7 +129,7 @@ class Agent:
             raise
         finally:
             self._answers.pop(order_id, None)
-        return report.without_fd() if kind in (PAUSE, RESUME) else report
+        return report if kind in (CONNECT, NETWORK) else report.without_fd()
 
     async def launch(self, shown: int, *arguments: int, fds: Sequence[int]) -> None:
         """Tell a launcher to become bwrap. The answer is `ready`, or the end of the conversation."""
@@ -298,7 +298,7 @@ def _fits(report: Report, *, waiting: bool, spawning: bool) -> bool:
         case kind if kind == EXITED:
             return not (waiting and spawning)  # nothing ends before it has started
         case kind if not waiting:
-            return kind in (READY, STARTED, REFUSED, DONE)
+            return kind in (READY, STARTED, REFUSED, DONE, LEFT)
         case kind if report.id == 0:
             return kind == READY
         case kind if spawning:

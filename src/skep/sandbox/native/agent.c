@@ -551,7 +551,7 @@ static int connect_inside(uint16_t port, int six) {
     return -1;
 }
 
-/* Everything else runs in a group of its own, so what the guest started ends and nothing besides. */
+/* Every command leads a group of its own, so what the guest started ends and nothing besides. */
 static void drop(struct controller *guest) {
     shutdown(guest->fd, SHUT_RDWR); /* A command on its way to exec may still have a copy. */
     close(guest->fd);
@@ -602,7 +602,7 @@ static int hold(void) {
     return 0;
 }
 
-/* What concerns everybody inside is for the first controller alone. */
+/* What concerns everybody inside is for the first controller alone. Returns how many descriptors are left to close. */
 static int obey_first(const struct order *o, int *fds, int count) {
     int error = 0;
     switch (o->kind) {
@@ -610,8 +610,12 @@ static int obey_first(const struct order *o, int *fds, int count) {
     case RESUME: paused = 0; kill(-1, SIGCONT); break;
     case HOLD: error = hold(); break;
     case RELEASE: held = 0; break;
-    case NETWORK: hand_out(&first, o, open(o->a ? "/proc/self/ns/mnt" : "/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); return count;
-    case ADMIT: if (!(error = admit(o, fds, count))) return 0; break;
+    case NETWORK:
+        hand_out(&first, o, open(o->a ? "/proc/self/ns/mnt" : "/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+        return count;
+    case ADMIT:
+        if (!(error = admit(o, fds, count))) return 0;
+        break;
     default: _exit(0);
     }
     answer(&first, o, error);
