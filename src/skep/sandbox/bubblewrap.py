@@ -16,14 +16,15 @@ import resource
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
+from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable, WorkspaceBusy
 from skep.sandbox import kernels, seccomp
-from skep.sandbox.agent import NETWORK, PAUSE, RESUME, Agent, Report, Spawn
+from skep.sandbox.agent import HOLD, NETWORK, PAUSE, REFUSED, RELEASE, RESUME, Agent, Report, Spawn
 from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.claim import Owner, claim
 from skep.sandbox.egress.gate import Passage, gate
@@ -36,7 +37,7 @@ from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, network_planks, system_planks
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
-from skep.sandbox.stack import lay, prepare
+from skep.sandbox.stack import Stack, lay, prepare
 from skep.sandbox.tree import Tree
 from skep.sandbox.watcher import Watcher
 
@@ -76,6 +77,9 @@ class BubblewrapSandbox(Sandbox):
         self._launcher = launcher
         self._agent = agent
         self._mounts = recipe.mounts
+        #: Cleared while the workspace is being swapped for another.
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._watcher = Watcher(agent, files, recipe.limits, watch_memory=launcher.group.way == "none")
         if recipe.stack is not None:
             self._watcher.count_in(recipe.stack.upper)
@@ -121,6 +125,7 @@ class BubblewrapSandbox(Sandbox):
         timeout_s: float | None = None,
         limits: CommandLimits | None = None,
     ) -> Process:
+        await self._settled.wait()
         spawn = Spawn(
             argv=_argv(command),
             env=self._environment(user, env, terminal),
@@ -175,6 +180,38 @@ class BubblewrapSandbox(Sandbox):
             await super().set_policy(policy)
         else:
             await self._passage.change(policy)
+
+    async def restack(self, stack: Stack) -> None:
+        _require_owner(stack.upper, self._launcher.owner)
+        prepare(stack, self._launcher.owner)
+        self._settled.clear()
+        try:
+            async with self.files.still(), self._emptied():
+                await self._lay_instead(stack)
+            self._watcher.count_in(stack.upper)
+        finally:
+            self._settled.set()
+
+    @asynccontextmanager
+    async def _emptied(self) -> AsyncIterator[None]:
+        """Keep commands out for a while, given that none runs."""
+        if (await self._agent.ask(HOLD)).kind == REFUSED:
+            raise WorkspaceBusy(f"something runs in sandbox {self.id}", hint="end it, or wait until it has ended")
+        try:
+            yield
+        finally:
+            await self._agent.ask(RELEASE)
+
+    async def _lay_instead(self, stack: Stack) -> None:
+        namespace = await self._agent.ask(NETWORK, MOUNTS)
+        mounts = [mount for mount in self._mounts if mount.in_workspace]
+        try:
+            await lay(namespace.fd, stack, mounts, owner=self._launcher.owner, instead=True)
+        except SandboxLost:
+            self._agent.close()
+            raise
+        finally:
+            namespace.without_fd()
 
     async def _stop(self) -> None:
         self._agent.close()
@@ -292,6 +329,14 @@ async def _lay(agent: Agent, recipe: Recipe, owner: Owner | None) -> None:
             await lay(namespace.fd, stack, recipe.mounts, owner=owner)
         finally:
             namespace.without_fd()
+
+
+def _require_owner(folder: str, owner: Owner | None) -> None:
+    found = os.stat(folder, follow_symlinks=False)
+    if (found.st_uid, found.st_gid) != (owner or (os.geteuid(), os.getegid())):
+        raise InvalidRequest(
+            f"the folder {folder!r} belongs to another user than its sandbox", hint="hand it over first"
+        )
 
 
 def _new_folder(path: str | None) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from skep.errors import InvalidRequest, SandboxUnusable, WorkspaceBusy
+from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable, WorkspaceBusy
 from skep.sandbox.binary import native
 from skep.sandbox.claim import Owner
 from skep.sandbox.leftovers import records_folder
@@ -22,6 +22,7 @@ from skep.sandbox.leftovers import records_folder
 #: What may be written to a scratch mount: it lies in memory.
 SCRATCH_BYTES = 1 << 30
 _BUSY = 16
+_HALF_DONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,14 @@ async def lay(
     for mount in mounts:
         orders.show(mount)
     status, said = await asyncio.to_thread(_mount, orders, namespace, "/workspace" if instead else "")
+    if status == _HALF_DONE:
+        raise SandboxLost(f"the sandbox has lost its workspace: {said}", hint="start another over the same workspace")
     if status == _BUSY:
         raise WorkspaceBusy(f"a folder of the workspace is in use: {said}", hint="end what uses it, then try again")
     if status != 0:
         raise SandboxUnusable(
             f"the workspace cannot be mounted: {said or 'it gave no reason'}",
-            hint="`skep doctor` says whether this machine allows overlays, `skep workspace health` what is wrong with one",
+            hint="`skep doctor` says what this machine allows, `skep workspace health` what is wrong with one",
         )
 
 

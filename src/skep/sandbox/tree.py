@@ -18,7 +18,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -33,6 +33,7 @@ from skep.errors import (
     SkepError,
     StorageFull,
     Unavailable,
+    WorkspaceBusy,
 )
 from skep.sandbox.census import Census, Usage
 from skep.sandbox.claim import claim
@@ -66,8 +67,10 @@ class Tree:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     _home: tuple[int, int] | None = None
     _users: int = 0
+    _drafts: int = 0
     _closed: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _still: bool = False
+    _lock: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         if not self.at_rest:
@@ -103,12 +106,14 @@ class Tree:
             await self._call(self._write, path, data, mode)
             return
         draft = await self._own(self._discard, self._draft, path)
+        self._drafts += 1
         try:
             async for piece in data:
                 with _explained(path):
                     await asyncio.to_thread(_write_all, draft.fd, piece)
             await self._call(self._publish, draft, path, mode)
         finally:
+            self._drafts -= 1
             await asyncio.shield(asyncio.to_thread(self._discard, draft))
 
     async def append(self, path: str, data: bytes | str) -> None:
@@ -160,9 +165,11 @@ class Tree:
             raise
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _held(self, *, patient: bool = True) -> Iterator[None]:
         """Keep the root open, and tell a sandbox that is gone from a file that is not there."""
         with self._lock:
+            if patient:
+                self._lock.wait_for(lambda: not self._still)
             if self._closed or self.lost.is_set():
                 raise _gone()
             self._users += 1
@@ -176,6 +183,26 @@ class Tree:
             with self._lock:
                 self._users -= 1
                 self._close_unused()
+                self._lock.notify_all()
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Let nobody work on the files meanwhile: the folder below them is about to be another."""
+        if self._drafts:
+            raise WorkspaceBusy("a file is being written from outside", hint="try again when it is there")
+        await asyncio.to_thread(self._quieten)
+        try:
+            yield
+        finally:
+            self._home = self._base_identity()
+            with self._lock:
+                self._still = False
+                self._lock.notify_all()
+
+    def _quieten(self) -> None:
+        with self._lock:
+            self._still = True
+            self._lock.wait_for(lambda: self._users == 0)
 
     def _close_unused(self) -> None:
         if self._closed and self._users == 0 and self.root_fd >= 0:
@@ -197,7 +224,8 @@ class Tree:
 
     def room(self) -> Usage:
         """Return how much the file system of the workspace has left."""
-        with self._held(), _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as folder:
+        # Called in the event loop, which must not wait; and it changes nothing.
+        with self._held(patient=False), _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as folder:
             found = os.statvfs(folder)
         return Usage(found.f_bavail * found.f_frsize, found.f_favail)
 

@@ -47,12 +47,12 @@
 struct attributes { uint64_t set, clear, propagation, userns; }; /* struct mount_attr, which not every libc has */
 
 static char orders[MAX_ORDERS], *at, *end;
-static int sources, as_root;
+static int sources, as_root, half_done;
 
 static void fail(const char *what, const char *which) {
     int error = errno;
     dprintf(2, "%s%s%s: %s\n", what, *which ? " " : "", which, strerror(error));
-    _exit(error == EBUSY ? 16 : 1);
+    _exit(half_done ? 3 : error == EBUSY ? 16 : 1);
 }
 
 static char *word(void) {
@@ -233,6 +233,7 @@ static int mount_point(int root, const char *path) {
 static void place_all(int *mounts, char **targets, int count, const char *gone) {
     if (setns(SANDBOX_FD, CLONE_NEWNS)) fail("cannot enter the sandbox", "");
     if (*gone && umount2(gone, MNT_DETACH)) fail("cannot take away", gone);
+    half_done = *gone;
     int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (int i = 0; i < count; i++) {
         int target = mount_point(root, targets[i]);
