@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import signal as signals
 import socket
@@ -25,7 +26,7 @@ _HEADER = struct.Struct("=IIII")
 _LIMIT = struct.Struct("=IIQQ")
 _DESCRIPTOR = struct.Struct("=i")
 
-JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME, CONNECT, NETWORK, OPEN, ADMIT, HOLD, RELEASE = range(1, 13)
+JOIN, LAUNCH, SPAWN, SIGNAL, PAUSE, RESUME, CONNECT, NETWORK, OPEN, ADMIT, HOLD, RELEASE, BEGIN, END = range(1, 15)
 READY, STARTED, REFUSED, EXITED, DONE, LEFT = range(1, 7)
 AT_PAYLOAD, AT_FORK, AT_TERMINAL, AT_LIMIT, AT_CWD, AT_EXEC = range(1, 7)
 
@@ -106,9 +107,13 @@ class Agent:
         self._next_id = 1
         self._answers: dict[int, asyncio.Future[Report]] = {0: self._loop.create_future()}
         self._exits: dict[int, Ended] = {}
+        self._guests: dict[int, Callable[[], None]] = {}
         self._sending = asyncio.Lock()
         #: Set once the agent is gone, by whatever means.
         self.lost = asyncio.Event()
+        #: Set while the agent serves nobody else.
+        self.alone = asyncio.Event()
+        self.alone.set()
         self._loop.add_reader(control.fileno(), self._receive)
 
     async def ready(self) -> int:
@@ -117,7 +122,9 @@ class Agent:
 
     async def ask(self, kind: int, *arguments: int, fds: Sequence[int] = ()) -> Report:
         """Send an order and return the answer to it."""
-        order_id = self._new_id()
+        return await self._ask(self._new_id(), kind, arguments, fds)
+
+    async def _ask(self, order_id: int, kind: int, arguments: Sequence[int], fds: Sequence[int]) -> Report:
         answer: asyncio.Future[Report] = self._loop.create_future()
         self._answers[order_id] = answer
         try:
@@ -177,6 +184,47 @@ class Agent:
                 "a terminal's descriptor did not arrive", hint="raise this process's limit of open files"
             )
         return report
+
+    async def admit(self, control: socket.socket, on_left: Callable[[], None]) -> int:
+        """Have the agent serve a guest too, on this end of a pair; return the name by which it is known from now on.
+
+        `on_left` is called once, when the guest has gone.
+        """
+        name = self._new_id()
+        self._guests[name] = on_left
+        self.alone.clear()
+        try:
+            report = await self._ask(name, ADMIT, (), (control.fileno(),))
+        except BaseException:
+            self._see_off(name)
+            raise
+        if report.kind == REFUSED:
+            self._see_off(name)
+            raise LimitReached(
+                f"the sandbox can take in no other process: {os.strerror(report.a)}",
+                hint="end some of the processes that use this workspace",
+            )
+        return name
+
+    @property
+    def guests(self) -> int:
+        """How many other processes the agent serves."""
+        return len(self._guests)
+
+    def end_for_guest(self, name: int, cause: int) -> None:
+        """End all that a guest has started; each end is told to the guest with this number for its cause."""
+        with contextlib.suppress(OSError):  # as with `_abandon`
+            self._control.send(order(SIGNAL, name, signals.SIGKILL, 0, cause, 1))
+
+    async def end_work(self) -> None:
+        """As a guest, say that the work on files is done for which `BEGIN` was asked."""
+        await self._send(END, 0, (), ())
+
+    def _see_off(self, name: int) -> None:
+        if (on_left := self._guests.pop(name, None)) is not None:
+            on_left()
+        if not self._guests:
+            self.alone.set()
 
     def _forget(self, order_id: int) -> None:
         self._answers.pop(order_id, None)
@@ -257,6 +305,9 @@ class Agent:
             report.without_fd()
             if (on_exit := self._exits.pop(report.id, None)) is not None:
                 on_exit(report)
+        elif report.kind == LEFT:
+            report.without_fd()
+            self._see_off(report.id)
         elif answer is not None and waiting:
             answer.set_result(report)
         else:
@@ -277,6 +328,8 @@ class Agent:
         for on_exit in self._exits.values():
             on_exit(None)
         self._exits.clear()
+        for name in list(self._guests):
+            self._see_off(name)
 
 
 def _received(control: socket.socket) -> tuple[bytes, list[int], int]:
@@ -309,9 +362,10 @@ def _fits(report: Report, *, waiting: bool, spawning: bool) -> bool:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[int]:
-    fd = os.memfd_create("spawn", os.MFD_CLOEXEC)
+    fd = os.memfd_create("spawn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)  # or the agent would not read it
         yield fd
     finally:
         os.close(fd)

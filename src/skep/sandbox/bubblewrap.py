@@ -18,9 +18,10 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable, WorkspaceBusy
 from skep.sandbox import kernels, seccomp
@@ -29,6 +30,7 @@ from skep.sandbox.binary import Bwrap, native
 from skep.sandbox.claim import Owner, claim
 from skep.sandbox.egress.gate import Passage, gate
 from skep.sandbox.egress.policy import Policy
+from skep.sandbox.guest import Guest
 from skep.sandbox.inlet import connected
 from skep.sandbox.launcher import Launcher, Plan, spare
 from skep.sandbox.leftovers import sweep_once
@@ -75,6 +77,7 @@ class BubblewrapSandbox(Sandbox):
         self._env = {**_ENVIRONMENT, **(passage.environment() if passage else {}), **recipe.env}
         self._passage = passage
         self._launcher = launcher
+        self._group = launcher.group
         self._agent = agent
         self._mounts = recipe.mounts
         #: Cleared while the workspace is being swapped for another.
@@ -136,7 +139,7 @@ class BubblewrapSandbox(Sandbox):
             self._agent,
             spawn,
             judge=partial(self._judge, self._tally(), limits.cpu_s if limits else None),
-            owner=self._launcher.owner,
+            owner=self.files.owner,
             stdin=stdin,
             channel=channel,
             terminal=terminal,
@@ -148,7 +151,7 @@ class BubblewrapSandbox(Sandbox):
     @property
     def limited_by(self) -> Literal["v2", "v1", "none"]:
         """Which control groups hold its limits; with none, rlimits and the watcher do."""
-        return self._launcher.group.way
+        return self._group.way
 
     async def alive(self) -> bool:
         return not self._agent.lost.is_set()
@@ -213,6 +216,28 @@ class BubblewrapSandbox(Sandbox):
         finally:
             namespace.without_fd()
 
+    async def admit(self) -> socket.socket:
+        guest, control = await Guest.admit(self._agent)
+        self._watcher.watch(guest)
+        return control
+
+    def introduction(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "id": self.id,
+            "limits": asdict(self.limits),
+            "environment": self._env,
+            "owner": self.files.owner,
+            "group": asdict(self._group),
+        }
+
+    @property
+    def guests(self) -> int:
+        return self._agent.guests
+
+    async def alone(self) -> None:
+        await self._agent.alone.wait()
+
     async def _stop(self) -> None:
         self._agent.close()
         if self._passage is not None:
@@ -227,7 +252,7 @@ class BubblewrapSandbox(Sandbox):
 
     def _tally(self) -> tuple[int, int]:
         """Count how often something inside was ended for memory, and was refused another process."""
-        group, watcher = self._launcher.group, self._watcher
+        group, watcher = self._group, self._watcher
         return group.memory_kills() + watcher.memory_kills, group.refused_forks() + watcher.full_houses
 
     def _judge(self, before: tuple[int, int], cpu_s: int | None, report: Report) -> LimitName | None:

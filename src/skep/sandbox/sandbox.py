@@ -29,7 +29,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from skep.errors import InvalidRequest, NotFound
 from skep.sandbox.files import Files
@@ -294,6 +294,25 @@ class Sandbox(abc.ABC):
     async def restack(self, stack: Stack) -> None:
         """Lay another stack under /workspace while nothing runs inside; with a process inside it is `WorkspaceBusy`."""
         raise InvalidRequest(f"a {self.mechanism} sandbox keeps its workspace", hint="stop it and start another")
+
+    async def admit(self) -> socket.socket:
+        """Take another process in: return a connection to hand to it, with which `joining.join` makes a sandbox there.
+
+        It may run commands and work on files until it hangs up, which ends what it has started.
+        """
+        raise InvalidRequest(f"a {self.mechanism} sandbox cannot be joined", hint="use another mechanism")
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what a process that joins has to know, for JSON."""
+        raise InvalidRequest(f"a {self.mechanism} sandbox cannot be joined", hint="use another mechanism")
+
+    @property
+    def guests(self) -> int:
+        """How many other processes use the sandbox."""
+        return 0
+
+    async def alone(self) -> None:  # noqa: B027 - who takes nobody in is always alone
+        """Return when no other process uses the sandbox."""
 
     async def gone(self) -> None:
         """Return when the sandbox is no more, however it went."""

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from skep.errors import SandboxLost
 from skep.sandbox.agent import PAUSE, RESUME, Agent
 from skep.sandbox.census import Census, Usage
+from skep.sandbox.guest import Guest
 from skep.sandbox.limits import Limits
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.tree import Tree
@@ -41,7 +42,7 @@ class Watcher:
         self._files = files
         self._limits = limits
         self._watch_memory = watch_memory
-        self._running: set[AgentProcess] = set()
+        self._running: set[AgentProcess | Guest] = set()
         self._task: asyncio.Task[None] | None = None
         self._upper = -1
         self._usage: Usage | None = None
@@ -67,7 +68,7 @@ class Watcher:
             os.close(self._upper)
         self._upper = -1
 
-    def watch(self, process: AgentProcess) -> None:
+    def watch(self, process: AgentProcess | Guest) -> None:
         self._running.add(process)
         if self._task is None:
             self._task = asyncio.create_task(self._look_on())

@@ -53,7 +53,7 @@
 #define PAUSED_TURN_MS 200
 
 enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9,
-                  ADMIT = 10, HOLD = 11, RELEASE = 12 };
+                  ADMIT = 10, HOLD = 11, RELEASE = 12, BEGIN = 13, END = 14 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5, LEFT = 6 };
 /* Where a spawn failed, reported with errno: the caller words the message. */
 enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
@@ -73,6 +73,7 @@ struct report {
 struct controller {
     int fd;        /* -1 for nobody. */
     uint32_t name; /* The id of the order that admitted a guest: so the first controller calls it. */
+    uint32_t busy; /* How much the guest does to the files by itself, through the root folder that it was given. */
 };
 
 struct running {
@@ -88,7 +89,7 @@ static struct running *table;
 static struct controller first = {.fd = CONTROL_FD}, guests[MAX_GUESTS];
 static int oom_score_fd = -1;
 static int paused;
-static int held; /* What guests order waits. */
+static int held, holds; /* Meanwhile, what guests order waits; and how often that was so. */
 
 static void fail(const char *what) {
     int error = errno;
@@ -594,11 +595,14 @@ static int admit(const struct order *o, const int *fds, int count) {
 }
 
 /* With nothing but this agent here, what is mounted can be changed: nobody stands in it. Those who have just ended
- * are reaped first; what is still left, be it a zombie whose parent lives, counts. */
+ * are reaped first; what is still left, be it a zombie whose parent lives, counts. So does a guest amid the files. */
 static int hold(void) {
     reap();
     if (!kill(-1, 0) || errno != ESRCH) return EBUSY;
+    for (int i = 0; i < MAX_GUESTS; i++)
+        if (guests[i].fd >= 0 && guests[i].busy) return EBUSY;
     held = 1;
+    holds++;
     return 0;
 }
 
@@ -622,6 +626,16 @@ static int obey_first(const struct order *o, int *fds, int count) {
     return count;
 }
 
+/* A guest says when it begins to work on the files and when it has ended. It is told how often they have been held:
+ * by that it knows whether they may be others than before. */
+static void obey_guest(struct controller *guest, const struct order *o) {
+    switch (o->kind) {
+    case BEGIN: guest->busy++; report(guest, (struct report){.kind = DONE, .id = o->id, .a = holds}, -1); break;
+    case END: guest->busy -= guest->busy > 0; break;
+    default: answer(guest, o, EPERM);
+    }
+}
+
 static void obey(struct controller *from) {
     struct order o;
     int fds[MAX_FDS];
@@ -634,7 +648,7 @@ static void obey(struct controller *from) {
     case CONNECT: hand_out(from, &o, connect_inside(o.a, o.b)); break;
     default:
         if (from == &first) count = obey_first(&o, fds, count);
-        else answer(from, &o, EPERM);
+        else obey_guest(from, &o);
     }
     close_all(fds, count);
 }
