@@ -1,0 +1,1 @@
+"""What an agent works in: templates, snapshots, workspaces, packages, health and archives."""
