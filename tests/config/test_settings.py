@@ -27,7 +27,17 @@ EXAMPLE = {
     ],
     "embedding_models": [{"id": "text-embedding-3-small", "provider": "openai", "dimensions": 512}],
     "sandbox": {"mechanism": "bubblewrap", "limits": {"cpus": 0.5, "memory_mb": 512}},
-    "workspace": {"template": "python", "archive_after_days": 7},
+    "workspace": {
+        "template": "python",
+        "layering": "copy",
+        "archive_url": "s3://bees/archive?endpoint=http://127.0.0.1:9000",
+        "archive_after_days": 7,
+    },
+    "packages": {
+        "python_index": "http://index.example.org/simple",
+        "node_registry": "http://registry.example.org",
+        "upstreams": {"index.example.org": "127.0.0.1:8080"},
+    },
     "policy": {"allowed_hosts": ["pypi", "*.example.org"]},
     "budgets": {"usd_per_task": None, "steps_per_task": 10},
 }
@@ -53,6 +63,33 @@ def test_the_schema_refuses_what_the_program_refuses(wrong: dict[str, object]) -
         jsonschema.validate(wrong, json_schema())
 
 
+@pytest.mark.parametrize(
+    "url", ["/var/archives", "file:///var/archives", "s3://bees", "s3://bees/a?endpoint=http://h:1"]
+)
+def test_archives_go_to_a_folder_or_a_bucket(url: str) -> None:
+    assert isinstance(judge(json.dumps({"workspace": {"archive_url": url}}).encode()), Settings)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"workspace": {"archive_url": "archives"}}, "absolute path"),
+        ({"workspace": {"archive_url": "ftp://host/archives"}}, "s3://bucket"),
+        ({"workspace": {"archive_url": "file://host/archives"}}, "file:///path"),
+        ({"workspace": {"archive_url": "s3://name:word@bees"}}, "SKEP_S3_SECRET_ACCESS_KEY"),
+        ({"workspace": {"layering": "magic"}}, "'auto', 'overlay' or 'copy'"),
+        ({"packages": {"python_index": "index.example.org"}}, "http:// or https://"),
+        ({"packages": {"node_registry": "https://me:word@registry.example.org"}}, "user name or a password"),
+        ({"packages": {"upstreams": {"index.example.org": "elsewhere"}}}, "not an address"),
+        ({"packages": {"upstreams": {"in dex": "10.0.0.1"}}}, "in dex"),
+    ],
+)
+def test_a_wrong_place_is_refused_with_what_it_should_be(section: dict[str, object], said: str) -> None:
+    judged = judge(json.dumps(section).encode())
+    assert isinstance(judged, list)
+    assert said in judged[0].message
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().budgets.steps_per_task = 3  # type: ignore[misc]
@@ -71,3 +108,17 @@ def test_the_environment_gives_keys_by_name_and_never_shows_them() -> None:
     assert environment.key("BLANK_API_KEY") is None
     assert environment.secrets == ("planted-secret",)
     assert "planted-secret" not in repr(environment)
+
+
+def test_the_keys_of_a_store_come_from_the_environment_and_are_not_shown() -> None:
+    variables = {
+        "HOME": "/h",
+        "SKEP_S3_ACCESS_KEY_ID": "bees",
+        "SKEP_S3_SECRET_ACCESS_KEY": "planted-secret",
+        "SKEP_S3_REGION": " ",
+    }
+    environment = Environment(Paths.of(variables), variables)
+    keys = environment.store_keys
+    assert (keys.access_key_id, keys.secret_access_key, keys.region) == ("bees", "planted-secret", None)
+    assert environment.secrets == ("planted-secret",)
+    assert "planted-secret" not in repr(keys)

@@ -117,6 +117,6 @@ def _flat(prefix: str, value: object) -> list[tuple[str, str]]:
         return [pair for name, inner in value.items() for pair in _flat(f"{prefix}.{name}".lstrip("."), inner)]
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [pair for index, inner in enumerate(value) for pair in _flat(f"{prefix}[{index}]", inner)]
-    if isinstance(value, list):
+    if isinstance(value, list | dict):
         return [(prefix, ", ".join(map(str, value)) or "none")]
     return [(prefix, {None: "none", True: "true", False: "false"}.get(value, str(value)))]  # type: ignore[call-overload]

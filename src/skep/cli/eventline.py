@@ -52,7 +52,7 @@ def styled(recorded: Recorded) -> Text:
     return Text.assemble(
         (f"{recorded.seq:>6}  ", "dim"),
         (f"{recorded.at:%Y-%m-%d %H:%M:%S}  ", "dim"),
-        (f"{kind:<16}", _COLOURS.get(kind, "magenta")),
+        (f"{kind:<20}", _COLOURS.get(kind, "magenta")),
         (f"{printable(recorded.actor):<14} ", "dim"),
         printable(gist(recorded)),
     )

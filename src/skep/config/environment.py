@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skep.config.paths import Paths
-from skep.config.secrets import known_secrets
+from skep.config.secrets import StoreKeys, known_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,8 @@ class Environment:
     def secrets(self) -> tuple[str, ...]:
         """Values that must never be written anywhere, the longest first."""
         return known_secrets(self.variables)
+
+    @property
+    def store_keys(self) -> StoreKeys:
+        """What opens the store of archives, when it is one over the network."""
+        return StoreKeys.of(self.variables)

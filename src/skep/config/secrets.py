@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 MASK = "[secret]"
 
@@ -89,3 +90,18 @@ def known_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     values = {value for name, value in environ.items() if is_secret_name(name) and len(value) >= 8}
     return tuple(sorted(values, key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """What opens an S3 store of archives; None for whatever the environment does not say."""
+
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> StoreKeys:
+        """Take them from SKEP_S3_ACCESS_KEY_ID and its siblings; blank counts as absent."""
+        return cls(**{name: environ.get(f"SKEP_S3_{name.upper()}", "").strip() or None for name in cls.__slots__})

@@ -44,6 +44,27 @@ def _check_host(entry: str) -> str:
     return entry
 
 
+def _check_upstreams(pinned: dict[str, str]) -> dict[str, str]:
+    from skep.sandbox.egress.policy import parse_policy
+
+    try:
+        parse_policy([], upstreams=pinned)
+    except InvalidRequest as error:
+        raise ValueError(f"{error.message}; {error.hint}") from error
+    return pinned
+
+
+def _check_archive_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.username or parts.password:
+        raise ValueError("should not hold a key: keys come from SKEP_S3_ACCESS_KEY_ID and SKEP_S3_SECRET_ACCESS_KEY")
+    if value.startswith("/") or (parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")):
+        return value
+    if parts.scheme == "s3" and parts.netloc:
+        return value
+    raise ValueError("should be an absolute path, file:///path, or s3://bucket/prefix (with ?endpoint=https://…)")
+
+
 Provider = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
 ModelId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
@@ -141,10 +162,25 @@ class SandboxSettings(Section):
 class WorkspaceSettings(Section):
     """The durable folder of a session."""
 
-    template: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    """Template that a new workspace starts from."""
+    template: str = Field(default="minimal", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Template that a new workspace starts from. minimal is built without a network in a moment; others are larger."""
+    layering: Literal["auto", "overlay", "copy"] = "auto"
+    """How a workspace lies over its snapshot: overlay shares it, copy copies it; auto tries overlay first."""
+    archive_url: Annotated[str, AfterValidator(_check_archive_url)] | None = None
+    """Where archives go: a folder, or s3://bucket/prefix?endpoint=…; by default archives in the state folder."""
     archive_after_days: int = Field(default=30, ge=1, le=3650)
     """Days without use after which a workspace is packed away; it comes back when it is needed."""
+
+
+class PackageSettings(Section):
+    """Where the packages of templates and workspaces come from."""
+
+    python_index: WebAddress | None = None
+    """Python package index to use instead of the public one (the address that ends in /simple)."""
+    node_registry: WebAddress | None = None
+    """Node package registry to use instead of the public one."""
+    upstreams: Annotated[dict[str, str], AfterValidator(_check_upstreams)] = Field(default_factory=dict)
+    """Addresses for hosts of indexes that are not looked up, such as a mirror here: {"host": "127.0.0.1:8080"}."""
 
 
 class PolicySettings(Section):
@@ -184,6 +220,8 @@ class Settings(Section):
     """How commands are kept apart from this machine."""
     workspace: WorkspaceSettings = WorkspaceSettings()
     """The durable folder of a session."""
+    packages: PackageSettings = PackageSettings()
+    """Where the packages of templates and workspaces come from."""
     policy: PolicySettings = PolicySettings()
     """What is allowed beyond the default of no network and no secrets."""
     budgets: Budgets = Budgets()

@@ -71,7 +71,93 @@ class Failed(_Event):
     message: str
 
 
-Event: TypeAlias = Prompted | Replied | Noted | HiveCreated | HiveConfigured | HiveDeleted | Failed
+class WorkspaceCreated(_Event):
+    """The hive got its workspace; `snapshot` is the version of the template that lies below it."""
+
+    type: Literal["workspace_created"] = "workspace_created"
+    template: str
+    snapshot: str | None
+
+
+class Checkpointed(_Event):
+    """A state of the workspace was kept."""
+
+    type: Literal["checkpointed"] = "checkpointed"
+    checkpoint: str
+    name: str | None
+    note: str
+
+
+class RolledBack(_Event):
+    """The workspace went back to a checkpoint; `left` is the checkpoint of the state that was left."""
+
+    type: Literal["rolled_back"] = "rolled_back"
+    checkpoint: str
+    left: str
+
+
+class PackagesInstalled(_Event):
+    """Packages were added to the workspace, as they were asked for."""
+
+    type: Literal["packages_installed"] = "packages_installed"
+    python: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+
+
+class WorkspaceRepaired(_Event):
+    """The environment of the workspace was put right; `left` is what still is not."""
+
+    type: Literal["workspace_repaired"] = "workspace_repaired"
+    done: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+class WorkspaceForked(_Event):
+    """Other workspaces came to be that begin where this one is."""
+
+    type: Literal["workspace_forked"] = "workspace_forked"
+    into: tuple[str, ...]
+
+
+class WorkspaceArchived(_Event):
+    """The workspace was saved to the store of archives."""
+
+    type: Literal["workspace_archived"] = "workspace_archived"
+    archive: str
+
+
+class WorkspaceRestored(_Event):
+    """The workspace came back from an archive."""
+
+    type: Literal["workspace_restored"] = "workspace_restored"
+    archive: str
+
+
+class WorkspaceDestroyed(_Event):
+    """The workspace was removed; `archive` is what is left of it, if it was saved first."""
+
+    type: Literal["workspace_destroyed"] = "workspace_destroyed"
+    archive: str | None
+
+
+Event: TypeAlias = (
+    Prompted
+    | Replied
+    | Noted
+    | HiveCreated
+    | HiveConfigured
+    | HiveDeleted
+    | Failed
+    | WorkspaceCreated
+    | Checkpointed
+    | RolledBack
+    | PackagesInstalled
+    | WorkspaceRepaired
+    | WorkspaceForked
+    | WorkspaceArchived
+    | WorkspaceRestored
+    | WorkspaceDestroyed
+)
 
 EVENT_TYPES: frozenset[str] = frozenset(kind.model_fields["type"].default for kind in get_args(Event))
 
