@@ -75,6 +75,9 @@ def test_each_event_type_is_documented(kind: str) -> None:
     assert f"## {kind}\n" in (REFERENCE / "events.md").read_text()
 
 
-@pytest.mark.parametrize("variable", ["SKEP_CONFIG", "SKEP_HOME", "ANTHROPIC_API_KEY", "PGPASSWORD", "SKEP_S3_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize(
+    "variable",
+    ["SKEP_CONFIG", "SKEP_HOME", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "PGPASSWORD", "SKEP_S3_SECRET_ACCESS_KEY"],
+)
 def test_each_environment_variable_is_documented(variable: str) -> None:
     assert f"`{variable}`" in (REFERENCE / "settings.md").read_text()
