@@ -238,22 +238,27 @@ def host_processes(mark: str) -> list[int]:
     return found
 
 
-@cache
 def built_agent(changes: tuple[tuple[str, str], ...]) -> Path:
     """Build the native agent with pieces of its source replaced."""
+    return built("agent", changes)
+
+
+@cache
+def built(name: str, changes: tuple[tuple[str, str], ...]) -> Path:
+    """Build a native program with pieces of its source replaced."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        pytest.skip("the control needs a C compiler to build a weakened agent")
-    source = (Path(skep.sandbox.__file__).parent / "native" / "agent.c").read_text()
+        pytest.skip("the control needs a C compiler to build a weakened program")
+    source = (Path(skep.sandbox.__file__).parent / "native" / f"{name}.c").read_text()
     for old, new in changes:
-        assert source.count(old) == 1, f"the agent's source has changed: {old!r}"
+        assert source.count(old) == 1, f"the source of {name} has changed: {old!r}"
         source = source.replace(old, new)
-    folder = Path(tempfile.mkdtemp(prefix="skep-weak-agent-"))
+    folder = Path(tempfile.mkdtemp(prefix="skep-weak-"))
     folder.chmod(0o755)
     _built.append(folder)
-    (folder / "agent.c").write_text(source)
-    subprocess.run([compiler, "-O1", "-static", "-o", folder / "agent", folder / "agent.c"], check=True)
-    return folder / "agent"
+    (folder / "source.c").write_text(source)
+    subprocess.run([compiler, "-O1", "-static", "-o", folder / name, folder / "source.c"], check=True)
+    return folder / name
 
 
 _built: list[Path] = []

@@ -96,15 +96,25 @@ class _Orders:
 
 
 async def lay(
-    namespace: int, stack: Stack | None, mounts: Sequence[Mount], *, owner: Owner | None, instead: bool = False
+    namespace: int,
+    stack: Stack | None,
+    mounts: Sequence[Mount],
+    *,
+    owner: Owner | None,
+    instead: bool = False,
+    program: Path | None = None,
 ) -> None:
-    """Mount a stack and more folders in the mount namespace of a sandbox; `instead` of the workspace it has."""
+    """Mount a stack and more folders in the mount namespace of a sandbox; `instead` of the workspace it has.
+
+    `program` is for tests that show what `skep-mount` stops.
+    """
     orders = _Orders(owner)
     if stack is not None:
         orders.lay(stack)
     for mount in mounts:
         orders.show(mount)
-    status, said = await asyncio.to_thread(_mount, orders, namespace, "/workspace" if instead else "")
+    program = program or native("skep-mount")
+    status, said = await asyncio.to_thread(_mount, program, orders, namespace, "/workspace" if instead else "")
     if status == _HALF_DONE:
         raise SandboxLost(f"the sandbox has lost its workspace: {said}", hint="start another over the same workspace")
     if status == _BUSY:
@@ -116,14 +126,14 @@ async def lay(
         )
 
 
-def _mount(orders: _Orders, namespace: int, gone: str) -> tuple[int, str]:
+def _mount(program: Path, orders: _Orders, namespace: int, gone: str) -> tuple[int, str]:
     with ExitStack() as opened:
         fds = [_memory(orders.text(gone)), namespace, *(_folder(path) for path in orders.sources)]
         for fd in (fds[0], *fds[2:]):
             opened.callback(os.close, fd)
         complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
         opened.callback(os.close, complaints)
-        pid = os.posix_spawn(native("skep-mount"), ["skep-mount"], {}, file_actions=_actions(fds, complaints))
+        pid = os.posix_spawn(program, ["skep-mount"], {}, file_actions=_actions(fds, complaints))
         _, status = os.waitpid(pid, 0)
         said = os.pread(complaints, 4096, 0).decode(errors="replace").strip()
     return os.waitstatus_to_exitcode(status), said
