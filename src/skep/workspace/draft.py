@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 from tempfile import mkstemp
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 from skep.errors import Conflict, InvalidRequest
+
+if TYPE_CHECKING:
+    from skep.workspace.template import Template
 
 _DRAFT = """\
 # A template of Skep: what workspaces start from. Check it with: skep template check {name}
@@ -69,6 +73,19 @@ def draft(name: str, base: str | None) -> str:
     network = "# network: none" if base else "network: none"
     python = indent(_PYTHON, "# ") if base else _PYTHON
     return _DRAFT.format(name=name, extends=extends, network=network, python=python)
+
+
+def written(template: Template) -> str:
+    """Return a template as YAML, without what it does not say."""
+    import yaml
+
+    values = template.model_dump(mode="json", exclude_none=True)
+    kept = {
+        name: {inner: one for inner, one in value.items() if one != []} if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
+    parts = {name: value for name, value in kept.items() if value or name in {"python", "nodejs"}}
+    return yaml.safe_dump(parts, sort_keys=False, allow_unicode=True, width=100)
 
 
 def write_new(file: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -11,6 +11,8 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from skep.errors import InvalidRequest
+from skep.state.names import check_name, shown
 from skep.workspace.problem import FieldPath, Problem, spell
 from skep.workspace.requirement import node_package, python_requirement
 from skep.workspace.source import Source, read
@@ -42,6 +44,12 @@ class Review:
     template: Template | None
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def extends(self) -> str | None:
+        """The template that it extends, also if other fields are wrong."""
+        given = self.source.data.get("extends") if isinstance(self.source.data, dict) else None
+        return given if isinstance(given, str) and is_name(given) else None
+
 
 def review(content: bytes, *, name: str | None = None) -> Review:
     """Read a template, or list everything that is wrong with it; `name` is the one that its file calls for."""
@@ -59,7 +67,7 @@ def review(content: bytes, *, name: str | None = None) -> Review:
 
 def _judge(source: Source, name: str | None) -> tuple[Template | None, list[Problem]]:
     data = _settled(_with_versions(source), Template)
-    template, problems = None, [*source.problems, *_misnamed(source, data, name), *_repeated(source, data)]
+    template, problems = None, [*source.problems, *_misnamed(source, data, name), *_senseless(source, data)]
     try:
         template = Template.model_validate(data)
     except ValidationError as error:
@@ -102,13 +110,22 @@ def part_of(annotation: Any) -> type[Part] | None:
 
 def _misnamed(source: Source, data: dict[str, Any], name: str | None) -> Iterator[Problem]:
     given = data.get("name")
-    if name is not None and isinstance(given, str) and given != name and given.isprintable():
-        hint = f"write name: {name}, or call the file {given[:63]}.yaml" if "/" not in given else f"write name: {name}"
-        yield source.problem(("name",), f"is {given[:63]}, and the file is called {name}.yaml", hint)
+    if name is None or given == name or not isinstance(given, str) or not is_name(given):
+        return
+    hint = f"write name: {name}, or call the file {given}.yaml" if is_name(name) else f"call the file {given}.yaml"
+    yield source.problem(("name",), f"is {given}, and the file is called {shown(name)}", hint)
 
 
-def _repeated(source: Source, data: dict[str, Any]) -> Iterator[Problem]:
-    """Find entries of a list that say the same again."""
+def is_name(text: str) -> bool:
+    """Say whether a template can be called so."""
+    try:
+        return check_name("template", text) == text
+    except InvalidRequest:
+        return False
+
+
+def _senseless(source: Source, data: dict[str, Any]) -> Iterator[Problem]:
+    """Find what is right by itself and makes no sense beside something else."""
     lists: tuple[tuple[str, str, Callable[[str], object]], ...] = (
         ("python", "dependencies", _python_key),
         ("nodejs", "dependencies", lambda text: node_package(text).name),
@@ -119,11 +136,12 @@ def _repeated(source: Source, data: dict[str, Any]) -> Iterator[Problem]:
     for part, name, key in lists:
         yield from _repeated_in(source, (part, name), key)
     yield from _contradictory(source, data)
+    security = data.get("security")
+    if "extends" not in data and isinstance(security, dict):  # else the whole chain decides
+        yield from at_odds(source, security.get("network", "none"), _entries(data, ("security", "allowed_domains")))
 
 
 def _repeated_in(source: Source, path: FieldPath, key: Callable[[str], object]) -> Iterator[Problem]:
-    from skep.errors import InvalidRequest
-
     seen: dict[object, str] = {}
     for index, entry in enumerate(_entries(source.data, path)):
         try:
@@ -140,6 +158,16 @@ def _contradictory(source: Source, data: dict[str, Any]) -> Iterator[Problem]:
         if isinstance(entry, str) and entry in read_only:
             here = ("security", "writable_paths", index)
             yield source.problem(here, f"{entry[:60]!r} is among the read-only paths too", "keep one of the two")
+
+
+def at_odds(source: Source, network: object, domains: Sequence[object]) -> Iterator[Problem]:
+    """Find a network and domains that make no sense together."""
+    if network == "allowed" and not domains:
+        hint = "list some under allowed_domains, or write network: none"
+        yield source.problem(("security", "network"), "is allowed, and no domain is", hint)
+    if network in ("none", "packages") and domains:
+        here = ("security", "allowed_domains")
+        yield source.problem(here, f"has no effect with network: {network}", "write network: allowed")
 
 
 def _entries(data: Any, path: FieldPath) -> list[Any]:
