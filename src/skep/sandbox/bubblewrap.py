@@ -87,7 +87,7 @@ class BubblewrapSandbox(Sandbox):
         if recipe.stack is not None:
             self._watcher.count_in(recipe.stack.upper)
         self._stopping: asyncio.Task[None] | None = None
-        self._rlimits = _rlimits(recipe.limits, CommandLimits())
+        self._rlimits = rlimits(recipe.limits, CommandLimits())
 
     @classmethod
     async def start_from(cls, recipe: Recipe, *, plan: Plan | None = None, spares: bool = True) -> BubblewrapSandbox:
@@ -133,7 +133,7 @@ class BubblewrapSandbox(Sandbox):
             argv=_argv(command),
             env=self._environment(user, env, terminal),
             cwd=os.path.join("/workspace", cwd or ""),
-            limits=self._rlimits if limits is None else _rlimits(self.limits, limits),
+            limits=self._rlimits if limits is None else rlimits(self.limits, limits),
         )
         process = await AgentProcess.start(
             self._agent,
@@ -396,7 +396,8 @@ def _argv(command: Command) -> list[str]:
     return argv
 
 
-def _rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int]]:
+def rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int]]:
+    """Return what the kernel holds a command to, given its sandbox's limits and its own."""
     wanted = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: command.file_bytes or sandbox.disk_bytes,

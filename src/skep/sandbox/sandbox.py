@@ -192,6 +192,11 @@ class Job:
     async def kill(self) -> None:
         await self.process.kill()
 
+    def abandon(self) -> None:
+        """Read its output no further; whoever is attached comes to the end."""
+        for pump in self._pumps:
+            pump.cancel()
+
     async def attach(self, cursor: int = 0) -> AsyncIterator[bytes]:
         """Yield the output from a cursor on, what is kept first and then live, to the end."""
         async for chunk in self.log.follow(cursor):
