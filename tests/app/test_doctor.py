@@ -92,6 +92,29 @@ def test_a_missing_overlay_only_slows_things_down() -> None:
     assert "5.11" in doctor.check_overlay(Trial("overlay", "Operation not permitted"), DEBIAN).fix
 
 
+def test_the_way_workspaces_lie_over_their_snapshot_is_told_apart() -> None:
+    user = doctor.judge_layering("overlay", "auto", as_root=False, host=DEBIAN)
+    root = doctor.judge_layering("overlay", "auto", as_root=True, host=DEBIAN)
+    copies = doctor.judge_layering("none", "auto", as_root=False, host=DEBIAN)
+    assert (user.status, "ordinary user" in user.found) == ("ok", True)
+    assert (root.status, "idmapped" in root.found) == ("ok", True)
+    assert (copies.status, "copies" in copies.found, "5.11" in copies.fix) == ("degraded", True, True)
+    assert "volume" in doctor.judge_layering("none", "auto", as_root=True, host=DOCKER).fix
+
+
+def test_copies_that_are_wanted_are_well_and_overlays_that_are_refused_are_not() -> None:
+    assert doctor.judge_layering("overlay", "copy", as_root=False, host=DEBIAN).status == "ok"
+    refused = doctor.judge_layering("none", "overlay", as_root=True, host=DEBIAN)
+    assert (refused.status, "workspace.layering" in refused.fix) == ("missing", True)
+
+
+def test_what_templates_are_built_with_is_named() -> None:
+    assert "Node 20.1.0 with npm" in doctor.judge_templates(["3.11.2"], "v20.1.0", DEBIAN).found
+    without = doctor.judge_templates(["3.13.1", "3.11.2"], "", DEBIAN)
+    assert (without.status, "Python 3.13.1, 3.11.2" in without.found) == ("ok", True)
+    assert doctor.judge_templates([], "", DEBIAN).fix == "sudo apt-get install python3"
+
+
 def test_landlock_is_reported_by_its_abi() -> None:
     assert doctor.check_landlock(7).status == "ok"
     assert "ABI 7" in doctor.check_landlock(7).found

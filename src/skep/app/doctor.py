@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from skep.sandbox import probe
 from skep.sandbox.probe import Host, Trial
 
 Status = Literal["ok", "degraded", "missing"]
+Layering = Literal["auto", "overlay", "copy"]
 
 GOOD_BWRAP = (0, 11)
 SCARCE_BYTES = 2 * 1024**3
@@ -43,6 +45,8 @@ async def examine(environment: Environment, settings: Settings | SkepError) -> l
     return [
         *check_kernel(),
         await check_sandbox(),
+        await check_workspaces("auto" if isinstance(settings, SkepError) else settings.workspace.layering),
+        await check_templates(),
         check_config(environment, settings),
         await check_database(state_url or environment.paths.default_state_url),
         *([] if isinstance(settings, SkepError) else check_models(settings, environment)),
@@ -148,6 +152,52 @@ async def check_sandbox() -> Check:
         weaker = "ran a command; memory and processes are held by rlimits and a watcher, processor time is not held"
         return Check("sandbox", "degraded", weaker, "see the line on cgroups")
     return Check("sandbox", "ok", f"ran a command; limits are held by control groups {sandbox.limited_by}")
+
+
+async def check_workspaces(wanted: Layering) -> Check:
+    """Lay a workspace over a snapshot as `skep exec --hive` does, and say how workspaces share what they start from."""
+    from skep.sandbox.layering import layering
+
+    found = await asyncio.to_thread(layering)
+    return judge_layering(found, wanted, as_root=os.geteuid() == 0, host=probe.host())
+
+
+def judge_layering(found: Literal["overlay", "none"], wanted: Layering, *, as_root: bool, host: Host) -> Check:
+    who = "as root, each for a user of its own by idmapped mounts" if as_root else "as an ordinary user"
+    if wanted == "copy":
+        return Check("workspaces", "ok", "copies of their snapshot, as the settings say (workspace.layering)")
+    if found == "overlay":
+        return Check("workspaces", "ok", f"layers over a shared snapshot, by overlay, {who}")
+    fix = fixes.let_layers(host, as_root=as_root)
+    if wanted == "overlay":
+        fix += "; or set workspace.layering to auto"
+        return Check("workspaces", "missing", "the settings want overlays, and the kernel refuses them", fix)
+    return Check("workspaces", "degraded", "copies of their snapshot: slower to make, and larger", fix)
+
+
+async def check_templates() -> Check:
+    """Look for what builds the environments of templates, as a sandbox sees it."""
+    from skep.sandbox.sandbox import Sandbox
+    from skep.workspace.toolchain import interpreters, uv_shown
+
+    try:
+        async with Sandbox.create(read_only=uv_shown()) as sandbox:
+            pythons = [one.version for one in await interpreters(sandbox)]
+            node = await sandbox.run(["/bin/sh", "-c", "command -v npm > /dev/null && node --version"])
+    except SkepError as error:
+        return Check("templates", "degraded", error.message, error.hint or "see the line on the sandbox")
+    return judge_templates(pythons, node.text.strip() if node.ok else "", probe.host())
+
+
+def judge_templates(pythons: list[str], node: str, host: Host) -> Check:
+    if not pythons:
+        return Check(
+            "templates", "degraded", "uv is here, a Python that sandboxes see is not", fixes.install("python3", host)
+        )
+    found = f"uv, Python {', '.join(pythons)}"
+    if node:
+        return Check("templates", "ok", f"{found}, Node {node.removeprefix('v')} with npm")
+    return Check("templates", "ok", f"{found}; a Node comes from the package index where a template wants one")
 
 
 def check_config(environment: Environment, settings: Settings | SkepError) -> Check:

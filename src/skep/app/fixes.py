@@ -43,6 +43,15 @@ def let_overlay(trial: Trial, host: Host) -> str:
     return "use Linux 5.11 or newer; until then workspaces are copied, which is slower"
 
 
+def let_layers(host: Host, *, as_root: bool) -> str:
+    """Say how to get layers for workspaces, where an overlay as such may work."""
+    if host.container:
+        return "keep SKEP_HOME on a volume, not on the container's own overlay file system"
+    if as_root:
+        return "use Linux 5.19 or newer, with SKEP_HOME on ext4, xfs, btrfs or tmpfs, which can map owners"
+    return "use Linux 5.11 or newer, with SKEP_HOME on ext4, xfs, btrfs or tmpfs"
+
+
 def delegate_cgroups(version: str, host: Host) -> str:
     """Say how to get a cgroup that limits can be set in."""
     if host.container == "kubernetes":
