@@ -201,7 +201,7 @@ def _understood(introduction: Mapping[str, Any]) -> Introduction:
 
 @cache
 def _closed_in_children() -> weakref.WeakSet[socket.socket]:
-    """Return the connections that a forked child closes: by its copies its parent's commands would outlive the parent."""
+    """Return the connections that a forked child closes: by its copies, commands would outlive its parent."""
     controls: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def let_go() -> None:
