@@ -24,6 +24,7 @@ from skep.errors import (
     InvalidRequest,
     Unavailable,
 )
+from skep.state import revision
 from skep.state.accounts import Accounts
 from skep.state.backup import backup, restore
 from skep.state.database import Database, migrate, status
@@ -318,7 +319,7 @@ async def test_a_backup_of_other_tables_with_fitting_checksums_is_refused(databa
 
 
 async def test_a_backup_of_a_newer_skep_is_refused(sqlite_url: str, saved: Path) -> None:
-    _rewritten(saved, "manifest.json", lambda content: content.replace(b'"0001"', b'"9999"'))
+    _rewritten(saved, "manifest.json", lambda content: content.replace(revision.HEAD.encode(), b"9999"))
     with pytest.raises(DatabaseTooNew):
         await restore(sqlite_url, saved)
     await _assert_absent(sqlite_url)

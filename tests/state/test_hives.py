@@ -17,6 +17,7 @@ from skep.state.hives import Hives
 from skep.state.log import EventLog
 from skep.state.names import is_hive_id
 from skep.state.schema import hives as hive_rows
+from skep.state.upkeep import USUAL, Upkeep
 
 UntilWaiting = Callable[[asyncio.Task[Any]], Awaitable[None]]
 
@@ -244,3 +245,13 @@ async def test_an_act_that_cannot_be_recorded_does_not_happen(hives: Hives, log:
     await _refused(hives.create("other", account_id="bees", actor="\0"))
     await _refused(hives.delete("home", account_id="bees", actor=""))
     assert await hives.list(deleted=True) == (made,)
+
+
+async def test_a_hive_keeps_what_it_has_chosen_and_the_log_says_so(hives: Hives, log: EventLog) -> None:
+    made = await hives.create("home", account_id="bees", actor="me")
+    assert made.upkeep == USUAL
+    changes = {"threads": "thread", "stop_after_s": 60, "sandbox_enabled": True}
+    await hives.configure("home", changes, account_id="bees", actor="me")
+    assert (await hives.show("home", account_id="bees")).upkeep == Upkeep(threads="thread", stop_after_s=60)
+    *_, last = await log.page(made.id)
+    assert last.event == HiveConfigured(changes={"threads": "thread", "stop_after_s": 60})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,19 @@ from sqlalchemy.exc import IntegrityError
 from skep.errors import StorageFull
 from skep.state import migrations, revision
 from skep.state.database import Database
+from skep.state.hives import Hives
+from skep.state.location import Location
+from skep.state.log import EventLog
 from skep.state.schema import checkpoints, events, metadata
+from skep.state.upkeep import USUAL
 
+AT = "2026-01-01T00:00:00.000000Z"
 EVENT = {
     "hive_id": "h",
     "seq": 1,
     "account_id": "a",
     "type": "noted",
-    "at": "2026-01-01T00:00:00.000000Z",
+    "at": AT,
     "actor": "me",
     "record": "{}",
     "hash": bytes(32),
@@ -50,8 +56,6 @@ async def test_migrating_again_changes_nothing(database: Database) -> None:
 
 
 async def test_a_migration_that_fails_leaves_the_database_empty(sqlite_url: str) -> None:
-    from skep.state.location import Location
-
     database = Database(Location.parse(sqlite_url))
     await database.prepare()
     async with database.engine.connect() as connection:
@@ -133,3 +137,23 @@ async def _assert_unchanged(database: Database) -> None:
     async with database.read() as connection:
         for table, row in ((events, EVENT | {"task_id": None}), (checkpoints, CHECKPOINT)):
             assert [dict(found) for found in (await connection.execute(table.select())).mappings()] == [row]
+
+
+async def test_hives_of_an_older_schema_keep_their_computers_as_usual(database_url: str) -> None:
+    older = Database(Location.parse(database_url))
+    await older.prepare()
+    async with older.write() as connection:
+        await connection.run_sync(partial(revision.upgrade, to="0001"), older.location)
+        await connection.execute(text("INSERT INTO skep_accounts (id, created_at) VALUES ('bees', :at)"), {"at": AT})
+        await connection.execute(
+            text(
+                "INSERT INTO skep_hives VALUES ('hv-aaaaaaaaaaaaaaaa', 'bees', 'home', :on, :on, :on, :off, :at, NULL)"
+            ),
+            {"on": True, "off": False, "at": AT},
+        )
+    await older.close()
+    database = await Database.open(database_url)
+    log = EventLog(database)
+    assert (await Hives(database, log).show("home", account_id="bees")).upkeep == USUAL
+    await log.close()
+    await database.close()

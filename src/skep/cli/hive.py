@@ -29,15 +29,17 @@ app = typer.Typer(help="Make hives and look after them.", no_args_is_help=True)
 
 def complete_flag(incomplete: str) -> list[str]:
     from skep.state.flags import FLAGS
+    from skep.state.upkeep import UPKEEP
 
-    return [f"{flag}={value}" for flag in FLAGS for value in ("on", "off") if flag.startswith(incomplete)]
+    switches = [f"{flag}={value}" for flag in FLAGS for value in ("on", "off")]
+    return [choice for choice in (*switches, *(f"{name}=" for name in UPKEEP)) if choice.startswith(incomplete)]
 
 
 FlagChanges = Annotated[
     list[str],
     typer.Argument(
-        help="What to set, as flag=on or flag=off.",
-        metavar="FLAG=on|off",
+        help="What to set: a flag, as flag=on or flag=off, or how its computers are kept, as stop_after_s=600.",
+        metavar="NAME=VALUE",
         autocompletion=complete_flag,
         show_default=False,
     ),
@@ -114,15 +116,23 @@ def show(hive: HiveReference, account: Account = DEFAULT_ACCOUNT, as_json: AsJso
     in_effect = asdict(effective)
     for flag, value in asdict(found.flags).items():
         held_back = " (not rolled out to this account)" if value and not in_effect[flag] else ""
-        fields[flag] = ("on" if value else "off") + held_back
+        fields[flag] = _shown(value) + held_back
+    fields |= {name: _shown(value) for name, value in asdict(found.upkeep).items()}
     print_fields(fields)
 
 
-@app.command("set", epilog=examples("skep hive set garden skill_authoring_enabled=on self_healing_enabled=off"))
+@app.command(
+    "set",
+    epilog=examples(
+        "skep hive set garden skill_authoring_enabled=on self_healing_enabled=off",
+        "skep hive set garden threads=thread  # a workspace for each thread",
+        "skep hive set garden stop_after_s=600 archive_after_s=3600 delete_after_days=30",
+    ),
+)
 def set_(
     hive: HiveReference, changes: FlagChanges, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False
 ) -> None:
-    """Set flags of a hive."""
+    """Set flags of a hive, and how its computers are kept."""
     wanted = dict(map(_parse_change, changes))
 
     async def work(program: Program) -> Hive:
@@ -132,7 +142,7 @@ def set_(
     if as_json:
         print_json(_as_json(found))
     else:
-        print_line(f"{found.name}: " + ", ".join(f"{flag} {_on(value)}" for flag, value in wanted.items()))
+        print_line(f"{found.name}: " + ", ".join(f"{name} {_shown(value)}" for name, value in wanted.items()))
 
 
 @app.command(epilog=examples("skep hive delete garden", "skep hive delete garden --yes  # in a script"))
@@ -152,14 +162,17 @@ def delete(
         print_line(f"deleted hive {gone.name}; its events stay: skep events list {gone.id}")
 
 
-def _parse_change(change: str) -> tuple[str, bool]:
+def _parse_change(change: str) -> tuple[str, bool | int | str]:
     from skep.errors import InvalidRequest
+    from skep.state.upkeep import UPKEEP
 
-    flag, _, value = change.partition("=")
+    name, _, value = change.partition("=")
     known = {"on": True, "true": True, "off": False, "false": False}
-    if value.lower() not in known:
+    if value.lower() in known:
+        return name, known[value.lower()]
+    if name not in UPKEEP or not value:
         raise InvalidRequest(f"{change[:60]!a} does not say what to set", hint="write it as flag=on or flag=off")
-    return flag, known[value.lower()]
+    return name, int(value) if value.isascii() and value.isdigit() else value
 
 
 def _as_json(hive: Hive) -> dict[str, object]:
@@ -168,6 +181,7 @@ def _as_json(hive: Hive) -> dict[str, object]:
         "name": hive.name,
         "account": hive.account_id,
         "flags": asdict(hive.flags),
+        "upkeep": asdict(hive.upkeep),
         "created_at": hive.created_at.isoformat(),
         "deleted_at": hive.deleted_at.isoformat() if hive.deleted_at else None,
     }
@@ -177,5 +191,5 @@ def _state(hive: Hive) -> str:
     return "deleted" if hive.deleted_at else "active"
 
 
-def _on(value: bool) -> str:
-    return "on" if value else "off"
+def _shown(value: bool | int | str) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -23,7 +23,7 @@ class Flags:
     self_healing_enabled: bool = True
     skill_authoring_enabled: bool = False
 
-    def changed(self, changes: Mapping[str, bool]) -> Flags:
+    def changed(self, changes: Mapping[str, object]) -> Flags:
         """Return these flags with some of them set; raise InvalidRequest for what is no flag or no bool."""
         for flag, value in changes.items():
             check_flag(flag)

@@ -20,6 +20,7 @@ from skep.state.log import EventLog
 from skep.state.names import check_name, is_hive_id, new_hive_id, shown
 from skep.state.record import read_time, write_time
 from skep.state.schema import hives
+from skep.state.upkeep import UPKEEP, USUAL, Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Hive:
     flags: Flags
     created_at: datetime
     deleted_at: datetime | None = None
+    upkeep: Upkeep = USUAL
 
 
 class Hives:
@@ -89,15 +91,18 @@ class Hives:
             raise _missing(reference, account_id)
         return _hive(rows[0])
 
-    async def configure(self, reference: str, changes: Mapping[str, bool], *, account_id: str, actor: str) -> Hive:
-        """Set flags of a hive and return it as it is then; nothing is recorded if nothing changes."""
+    async def configure(self, reference: str, changes: Mapping[str, object], *, account_id: str, actor: str) -> Hive:
+        """Set flags and the upkeep of a hive and return it as it is then; nothing is recorded if nothing changes."""
         hive = await self.show(reference, account_id=account_id)
-        flags = hive.flags.changed(changes)
-        different = flags.since(hive.flags)
+        upkeep = hive.upkeep.changed({name: value for name, value in changes.items() if name in UPKEEP})
+        flags = hive.flags.changed({name: value for name, value in changes.items() if name not in UPKEEP})
+        set_flags = flags.since(hive.flags)
+        different = {**set_flags, **upkeep.since(hive.upkeep)}
         if not different:
             return hive
-        await self._act(hive, HiveConfigured(changes=dict(different)), dict(different), actor=actor)
-        return replace(hive, flags=flags)
+        values = {**set_flags, "upkeep": upkeep.text()}
+        await self._act(hive, HiveConfigured(changes=dict(different)), values, actor=actor)
+        return replace(hive, flags=flags, upkeep=upkeep)
 
     async def delete(self, reference: str, *, account_id: str, actor: str) -> Hive:
         """Delete a hive; its events stay, its id is never used again and its name is free."""
@@ -122,6 +127,7 @@ def _row(hive: Hive) -> dict[str, object]:
         "account_id": hive.account_id,
         "name": hive.name,
         "created_at": write_time(hive.created_at),
+        "upkeep": hive.upkeep.text(),
         **asdict(hive.flags),
     }
 
@@ -141,6 +147,7 @@ def _hive(row: Row[tuple[Any, ...]]) -> Hive:
         flags=Flags(**{flag: getattr(row, flag) for flag in FLAGS}),
         created_at=read_time(row.created_at),
         deleted_at=read_time(row.deleted_at) if row.deleted_at else None,
+        upkeep=Upkeep.read(row.upkeep),
     )
 
 

@@ -59,6 +59,8 @@ hives = Table(
     Column("skill_authoring_enabled", Boolean, nullable=False),
     Column("created_at", ByteText, nullable=False),
     Column("deleted_at", ByteText),
+    # JSON of what the hive has chosen other than the usual (`Upkeep`).
+    Column("upkeep", ByteText, nullable=False, server_default=text("'{}'")),
 )
 # A deleted hive keeps its row and its events; its name is free again.
 Index(
@@ -134,3 +136,33 @@ leases = Table(
     Column("token", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),
 )
+
+# A key (a hive, or one thread of it) bound to its workspace. The id is derived from account and key, so that a row that
+# is lost can be found again; it is the workspace's id too.
+sessions = Table(
+    "skep_sessions",
+    metadata,
+    Column("id", ByteText, primary_key=True),
+    Column("account_id", ByteText, ForeignKey("skep_accounts.id"), nullable=False),
+    Column("hive_id", ByteText, ForeignKey("skep_hives.id"), nullable=False),
+    Column("key", ByteText, nullable=False),
+    Column("status", ByteText, nullable=False),
+    # How often a sandbox was started for it.
+    Column("generation", BigInteger, nullable=False),
+    # That of the lease under which the row was last written: a smaller one is refused.
+    Column("token", BigInteger, nullable=False),
+    # Where the workspace lies, and which process runs its sandbox.
+    Column("host", ByteText),
+    Column("controller", ByteText),
+    Column("archive", ByteText),
+    Column("resume_fail_count", Integer, nullable=False),
+    Column("last_error", ByteText),
+    Column("created_at", ByteText, nullable=False),
+    Column("changed_at", ByteText, nullable=False),
+    Column("active_at", ByteText, nullable=False),
+    Column("healthy_at", ByteText),
+    Column("unarchived_at", ByteText),
+    Column("warned_at", ByteText),
+)
+Index("ix_skep_sessions_hive", sessions.c.hive_id, sessions.c.key)
+Index("ix_skep_sessions_status", sessions.c.status, sessions.c.active_at)

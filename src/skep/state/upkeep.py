@@ -1,0 +1,69 @@
+"""How the computers of a hive are kept: which threads share one, and when one is put away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Literal, cast
+
+from skep.errors import InvalidRequest
+from skep.state.names import shown
+
+Threads = Literal["hive", "thread"]
+
+#: The longest that each time can be, so that a slip of the finger is not a promise for centuries.
+_MOST = {"stop_after_s": 86_400, "archive_after_s": 31_536_000, "delete_after_days": 3_650}
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a hive has chosen, or the usual.
+
+    Times count from the last use. A session that is not used is stopped, then packed away, and deleted in the end.
+    """
+
+    #: Whether the threads of the hive share one workspace, or have one each.
+    threads: Threads = "hive"
+    stop_after_s: int = 300
+    archive_after_s: int = 1_800
+    delete_after_days: int = 90
+    #: Whether a workspace that is missing may be made anew without asking a person.
+    recreate_missing: bool = False
+
+    def changed(self, changes: Mapping[str, object]) -> Upkeep:
+        """Return this upkeep with some of it set; raise InvalidRequest for a value that cannot be."""
+        for name, value in changes.items():
+            _check(name, value)
+        return Upkeep(**(asdict(self) | dict(changes)))
+
+    def since(self, before: Upkeep) -> dict[str, bool | int | str]:
+        """Return what differs from `before`, with its value now."""
+        return {name: getattr(self, name) for name in UPKEEP if getattr(self, name) != getattr(before, name)}
+
+    def text(self) -> str:
+        """Return what differs from the usual, as it is stored: the usual may change with a newer Skep."""
+        return json.dumps(self.since(USUAL), sort_keys=True)
+
+    @classmethod
+    def read(cls, text: str) -> Upkeep:
+        """Read what was stored; what a newer Skep may have added is left alone."""
+        stored = cast(dict[str, object], json.loads(text))
+        return USUAL.changed({name: value for name, value in stored.items() if name in UPKEEP})
+
+
+UPKEEP = tuple(field.name for field in fields(Upkeep))
+USUAL = Upkeep()
+
+
+def _check(name: str, value: object) -> None:
+    match name:
+        case "threads":
+            fits, wanted = value in ("hive", "thread"), "hive or thread"
+        case "recreate_missing":
+            fits, wanted = isinstance(value, bool), "on or off"
+        case _:
+            fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST[name]
+            wanted = f"a whole number from 1 to {_MOST[name]}"
+    if not fits:
+        raise InvalidRequest(f"{name} cannot be {shown(str(value))}", hint=f"give {wanted}")
