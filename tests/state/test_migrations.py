@@ -147,7 +147,7 @@ async def test_hives_of_an_older_schema_keep_their_computers_as_usual(database_u
         await connection.execute(text("INSERT INTO skep_accounts (id, created_at) VALUES ('bees', :at)"), {"at": AT})
         await connection.execute(
             text(
-                "INSERT INTO skep_hives VALUES ('hv-aaaaaaaaaaaaaaaa', 'bees', 'home', :on, :on, :on, :off, :at, NULL)"
+                "INSERT INTO skep_hives VALUES ('hv-1', 'bees', 'home', :on, :on, :on, :off, :at, NULL)"
             ),
             {"on": True, "off": False, "at": AT},
         )
