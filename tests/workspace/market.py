@@ -79,7 +79,7 @@ def source(name: str, version: str, deed: str) -> bytes:
     project += '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     backend = _BACKEND.replace("{deed}", deed.replace("\n", "\n    "))
     for key, text in (("module", module), ("version", version), ("name", name)):
-        backend = backend.replace("{%s}" % key, text)
+        backend = backend.replace("{" + key + "}", text)
     files = {
         "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n",
         "pyproject.toml": project,
@@ -189,7 +189,7 @@ class Market(Mirror):
 class _Stall(_Handler):
     mirror: Market
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the base class calls it by this name
         path = self.path.partition("?")[0].replace("%2f", "/").replace("%2F", "/")
         self.mirror.asked.append(path)
         if self.mirror.held and self.mirror.held in path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +69,25 @@ class Plan:
         return dict(_FONTS) if "matplotlib" in self.chosen.python_packages else {}
 
 
-async def plan(template: Template, cache: PackageCache, indexes: Indexes, journal: Journal) -> Plan:
-    """Find the programs, choose the versions, and bring the files into the cache."""
+async def plan(
+    template: Template,
+    cache: PackageCache,
+    indexes: Indexes,
+    journal: Journal,
+    *,
+    needed: Callable[[Plan], bool] = lambda _: True,
+) -> Plan:
+    """Find the programs, choose the versions and, if they are `needed`, bring the files into the cache."""
     tools = await find_toolchain(template)
-    wanted = (template.python.dependencies if template.python else ()), node_wanted(template)
-    if any(wanted):
-        journal.tell("choosing versions and fetching packages")
-    interpreter = tools.python.path if tools.python else "/usr/bin/python3"
     chosen = await fetch(
-        cache, indexes, python=wanted[0], node=wanted[1], interpreter=interpreter, npm=tools.node, journal=journal
+        cache,
+        indexes,
+        python=template.python.dependencies if template.python else (),
+        node=node_wanted(template),
+        interpreter=tools.python.path if tools.python else "/usr/bin/python3",
+        npm=tools.node,
+        journal=journal,
+        needed=lambda chosen: needed(Plan(template, tools, chosen)),
     )
     return Plan(template, tools, chosen)
 

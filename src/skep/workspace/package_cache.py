@@ -7,7 +7,7 @@ script. Builds and workspaces see the cache through a scratch mount: they may wr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,12 @@ from skep.sandbox.layering import layering
 from skep.sandbox.limits import GIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace.holding import referring
+from skep.workspace.faults import explained
 from skep.workspace.indexes import Indexes
 from skep.workspace.installer import Installer, Journal
 from skep.workspace.resolution import Artifact, Resolution
 from skep.workspace.toolchain import NODE_PACKAGE, Node, uv_shown
+from skep.workspace.turn import turn
 
 #: Where the cache is seen by those who do not write it.
 VIEW = "/opt/skep/packages"
@@ -67,8 +68,9 @@ class PackageCache:
     @asynccontextmanager
     async def locked(self, *, alone: bool = False) -> AsyncIterator[None]:
         """Keep the cache from being pruned; `alone`, to prune it."""
-        self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with referring(self.folder / "lock", alone=alone):
+        with explained(str(self.store)):
+            self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with turn(self.folder / "lock", alone=alone):
             yield
 
 
@@ -81,45 +83,54 @@ async def fetch(
     interpreter: str = "/usr/bin/python3",
     npm: Node | None = None,
     journal: Journal | None = None,
+    needed: Callable[[Resolution], bool] = lambda _: True,
 ) -> Resolution:
-    """Choose versions of packages that go together, and bring their files into the cache.
+    """Choose versions of packages that go together and, if they are `needed`, bring their files into the cache.
 
     A package that exists as source only is resolved apart, in a sandbox that cannot change the cache, since to learn
     what it needs its code may have to run; it is not kept. The same goes for npm when Node itself is a package.
     """
     journal, npm = journal or Journal(), npm or Node(None)
-    chosen: tuple[Artifact, ...] = ()
-    lock, tool = b"", None
     if not python and not node and npm.wheel is None:
         return Resolution()
     async with cache.locked(), _writing(cache, indexes.network()) as sandbox:
         installer = Installer(sandbox, at="/workspace", indexes=indexes, journal=journal)
-        chosen = await _chosen(installer, cache, python, interpreter)
-        await installer.download_python(chosen, interpreter)
-        if npm.wheel is None:
-            lock = await installer.resolve_node(node, npm)
-            await installer.download_node(Resolution(node_lock=lock), npm)
-        else:
-            tool = await _runtime(installer, npm.wheel, interpreter)
-    if tool is not None and node:
-        async with trial(cache, indexes, journal=journal) as other:
-            await other.place_node(tool, interpreter)
-            lock = await other.resolve_node(node, npm)
-    return Resolution(chosen, lock, tool)
+        chosen = await _choose(installer, cache, python=python, node=node, interpreter=interpreter, npm=npm)
+        if needed(chosen):
+            journal.tell("fetching packages")
+            tool = (chosen.node,) if chosen.node else ()
+            await installer.download_python((*chosen.python, *tool), interpreter)
+            if npm.wheel is None:
+                await installer.download_node(chosen, npm)
+    return chosen
 
 
-async def _chosen(
-    installer: Installer, cache: PackageCache, python: Sequence[str], interpreter: str
-) -> tuple[Artifact, ...]:
+async def _choose(
+    installer: Installer,
+    cache: PackageCache,
+    *,
+    python: Sequence[str],
+    node: Sequence[str],
+    interpreter: str,
+    npm: Node,
+) -> Resolution:
+    installer.journal.tell("choosing versions")
     chosen = await installer.resolve_python(python, interpreter, build=False)
     if chosen is None:
         async with trial(cache, installer.indexes, journal=installer.journal) as other:
             chosen = await other.resolve_python(python, interpreter, build=True)
-    return chosen or ()
+    if npm.wheel is None:
+        return Resolution(chosen or (), await installer.resolve_node(node, npm))
+    tool = await _runtime(installer, npm.wheel, interpreter)
+    if not node:
+        return Resolution(chosen or (), b"", tool)
+    async with trial(cache, installer.indexes, journal=installer.journal) as other:
+        await other.place_node(tool, interpreter)
+        return Resolution(chosen or (), await other.resolve_node(node, npm), tool)
 
 
 async def _runtime(installer: Installer, wheel: str, interpreter: str) -> Artifact:
-    """Choose and download a Node that this machine does not have."""
+    """Choose a Node that this machine does not have."""
     found = await installer.resolve_python([wheel], interpreter, build=False)
     if not found:
         wanted = wheel.removeprefix(NODE_PACKAGE) or "any"
@@ -127,7 +138,6 @@ async def _runtime(installer: Installer, wheel: str, interpreter: str) -> Artifa
             f"no Node fits ({wanted}): not on this machine, and not on the package index as {NODE_PACKAGE}",
             hint="change nodejs.version in the template, or install that Node below /usr",
         )
-    await installer.download_python(found, interpreter)
     return found[0]
 
 

@@ -10,23 +10,20 @@ A version appears in one step, by getting its name, and goes in one step, by los
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from skep.errors import NotFound, WorkspaceDamaged
 from skep.sandbox.erase import erase
 from skep.workspace.faults import explained
-from skep.workspace.holding import granted
 from skep.workspace.manifest import DRAFT, sync
 from skep.workspace.snapshot import Snapshot, number, read
+from skep.workspace.turn import chance, moment, turn
 
 _TRASH = ".old-"
-_PAUSE_S = 0.05
 
 
 class Shelf:
@@ -86,7 +83,7 @@ class Shelf:
 
     def publish(self, draft: Path, version: str) -> Snapshot:
         """Give a finished draft its name; `latest` is not moved yet."""
-        with explained(str(self.folder)), self._locked():
+        with explained(str(self.folder)), moment(self.folder / "lock"):
             (draft / "lock").touch(mode=0o600)
             sync(draft)
             draft.rename(self.folder / version)
@@ -95,7 +92,7 @@ class Shelf:
 
     def point(self, version: str) -> Snapshot:
         """Make a version the latest, in one step."""
-        with explained(str(self.folder)), self._locked():
+        with explained(str(self.folder)), moment(self.folder / "lock"):
             found = self.get(version)
             link = self.folder / f"{DRAFT}{secrets.token_hex(8)}"
             link.symlink_to(version)
@@ -106,12 +103,12 @@ class Shelf:
     def collect(self, in_use: set[str]) -> list[Snapshot]:
         """Remove versions that are neither the latest nor in use; whoever has pinned one is using it."""
         removed = []
-        with explained(str(self.folder)), self._locked():
+        with explained(str(self.folder)), moment(self.folder / "lock"):
             kept = {*in_use, self._latest_name()}
             for snapshot in self.versions():
                 if snapshot.version not in kept and self._unused(snapshot):
                     removed.append(snapshot)
-        with self._alone() as alone:
+        with chance(self.folder / "building") as alone:
             if alone:
                 self.sweep()
             else:
@@ -138,46 +135,16 @@ class Shelf:
         """Wait until nobody else builds this template, and keep others from it."""
         with explained(str(self.folder)):
             self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            fd = os.open(self.folder / "building", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not granted(fd, alone=True):
-                tell("waiting for another process that builds it")
-                while not granted(fd, alone=True):  # noqa: ASYNC110 - the other one is a process
-                    await asyncio.sleep(_PAUSE_S)
+        waits = partial(tell, "waiting for another process that builds it")
+        async with turn(self.folder / "building", alone=True, on_wait=waits):
             yield
-        finally:
-            os.close(fd)
-
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Say whether nobody builds, and keep it so."""
-        with explained(str(self.folder)):
-            fd = os.open(self.folder / "building", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield granted(fd, alone=True)
-        finally:
-            os.close(fd)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep the names from changing; nobody holds this for longer than it takes to change some."""
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _unused(self, snapshot: Snapshot) -> bool:
         """Take a version's name away, unless somebody has pinned it."""
-        fd = os.open(snapshot.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not granted(fd, alone=True):
-                return False
-            snapshot.folder.rename(self.folder / f"{_TRASH}{secrets.token_hex(8)}")
-            return True
-        finally:
-            os.close(fd)
+        with chance(snapshot.folder / "lock") as unused:
+            if unused:
+                snapshot.folder.rename(self.folder / f"{_TRASH}{secrets.token_hex(8)}")
+            return unused
 
     def _erase(self, prefix: str) -> None:
         with explained(str(self.folder)):

@@ -97,7 +97,10 @@ class Snapshots:
         return Shelf(self.folder / check_name("template", name))
 
     async def _build(self, template: Template, shelf: Shelf, draft: Path, journal: Journal, *, fresh: bool) -> Snapshot:
-        decided = await plan(template, self.cache, self.indexes, journal)
+        def needed(decided: Plan) -> bool:
+            return fresh or shelf.with_hash(decided.hash) is None
+
+        decided = await plan(template, self.cache, self.indexes, journal, needed=needed)
         if not fresh and (found := shelf.with_hash(decided.hash)):
             journal.tell(f"{found.version} holds exactly this")
             return shelf.point(found.version)
