@@ -19,15 +19,13 @@ _NODE_HINT = "write a package as axios, axios@^1.7 or @scope/name@2.x"
 _BARE_VERSION = re.compile(r"3(\.(0|[1-9][0-9]?)(\.(0|[1-9][0-9]?))?)?")
 _NODE_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*")
 _NODE_TAG = re.compile(r"[a-z][a-z0-9._-]{0,60}")
-_FILES = (".whl", ".tar.gz", ".tgz", ".zip", ".egg")
+_FILES = (".whl", ".tar", ".tar.gz", ".tgz", ".zip", ".egg")
 
 
 def python_requirement(text: str) -> Requirement:
     """Read one requirement of Python's (PEP 508) that names a package of the package index."""
     _refuse_foreign(text, _PYTHON_HINT)
-    plain = text.partition(";")[0].strip().lower()
-    if "/" in plain or "\\" in plain or plain.endswith(_FILES):
-        raise InvalidRequest(f"{shown(text)} is a path, not a package", hint=_PYTHON_HINT)
+    _refuse_path(text.partition(";")[0], text, _PYTHON_HINT)
     try:
         found = Requirement(text)
     except InvalidRequirement as error:
@@ -49,7 +47,7 @@ def python_versions(text: str) -> SpecifierSet:
     if bare := _BARE_VERSION.fullmatch(text):
         return SpecifierSet(f"=={text}" if bare[3] else f"=={text}.*")
     try:
-        found = SpecifierSet(text) if text.strip() and len(text) <= _LONGEST else None
+        found = SpecifierSet(text) if text.strip() and text.isprintable() and len(text) <= _LONGEST else None
     except InvalidSpecifier:
         found = None
     if found is None:
@@ -77,6 +75,9 @@ def node_package(text: str) -> NodePackage:
     _refuse_foreign(text, _NODE_HINT)
     at = text.find("@", 1)
     name, wanted = (text, "") if at < 0 else (text[:at], text[at + 1 :])
+    unscoped = name.partition("/")[2] if name.startswith("@") else name
+    for part in (unscoped, wanted):
+        _refuse_path(part, text, _NODE_HINT)
     if len(name) > 214 or not _NODE_NAME.fullmatch(name) or name in {"node_modules", "favicon.ico"}:
         raise InvalidRequest(f"{shown(name)} is not the name of a package", hint=_NODE_HINT)
     if name == "node":
@@ -97,6 +98,12 @@ def _refuse_foreign(text: str, hint: str) -> None:
     if "://" in text or re.match(r"(git|file|npm|link|workspace|github|https?)[:+]", text.rpartition("@")[2].strip()):
         raise InvalidRequest(f"{shown(text)} is fetched from an address of its own", hint=hint)
     if text.startswith((".", "/", "~")):
+        raise InvalidRequest(f"{shown(text)} is a path, not a package", hint=hint)
+
+
+def _refuse_path(part: str, text: str, hint: str) -> None:
+    """Refuse what installers open as a file: a slash, or the ending of a packed package."""
+    if "/" in part or "\\" in part or part.strip().lower().endswith(_FILES):
         raise InvalidRequest(f"{shown(text)} is a path, not a package", hint=hint)
 
 

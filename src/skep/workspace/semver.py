@@ -42,7 +42,7 @@ class Range:
     @classmethod
     def parse(cls, text: str) -> Range:
         """Read a range, or raise InvalidRequest if it is none or if no version can be in it."""
-        if len(text) > 200:
+        if len(text) > 200 or not text.isprintable():
             raise _not_a_range(text)
         spans = tuple(_alternative(part, text) for part in text.split("||"))
         if not any(span.low < span.high for span in spans):

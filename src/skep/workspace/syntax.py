@@ -15,28 +15,27 @@ _RESERVED = re.compile(r" *(?:- +|[\w.-]+: +)*(?P<value>[@`%*&!|>{\[][^\n#]*)")
 _TAB = re.compile(r"^ *\t", re.MULTILINE)
 
 #: What the parser says, what it means, and what to do about it.
-_MEANINGS: tuple[tuple[str, str, str | None], ...] = (
+_MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
         "there is a colon where none can be",
         'put a text that holds ": " in quotes, and end each name with a colon',
     ),
-    ("could not find expected ':'", "this line has no colon after its name", "write fields as name: value"),
     (
         "expected <block end>",
         "this line does not fit the ones above it",
         "begin fields and hyphens that belong together in the same column",
     ),
-    (
-        "unexpected end of stream",
-        "a quotation mark that is opened here is never closed",
-        "close it, or write the value without quotes",
-    ),
-    ("expected ',' or", "a bracket that is opened is not closed before this", "close it, or part entries by commas"),
     ("unknown escape character", "a backslash means something in double quotes", "use single quotes"),
     ("cannot start any token", "a value cannot begin with this character in YAML", "put it in quotes"),
     ("expected alphabetic or numeric", "a value cannot begin with * or & in YAML", "put it in quotes"),
     ("found undefined tag", "a value begins with !, which YAML keeps for itself", "put it in quotes"),
+)
+#: The same for what the parser notices only later; the mistake is where it began to read.
+_BEGINNINGS: tuple[tuple[str, str, str], ...] = (
+    ("could not find expected ':'", "this line has no colon after its name", "write fields as name: value"),
+    ("unexpected end of stream", "a quotation mark is opened here and never closed", "close it, or do without quotes"),
+    ("expected ',' or", "a bracket is opened here and not closed", "close it, and part entries by commas"),
 )
 
 
@@ -59,10 +58,12 @@ def explain(text: str, error: yaml.YAMLError) -> Iterator[Explanation]:
 
 
 def _meaning(problem: str, offset: int, error: yaml.MarkedYAMLError) -> Explanation:
-    for fragment, message, hint in _MEANINGS:
+    for fragment, *told in _BEGINNINGS:
+        if fragment in problem and error.context_mark:
+            return error.context_mark.index, (told[0], told[1])
+    for fragment, *told in _MEANINGS:
         if fragment in problem:
-            opened = error.context_mark if "end of stream" in fragment else None
-            return (opened.index if opened else offset), (message, hint)
+            return offset, (told[0], told[1])
     return offset, (f"is not valid YAML: {problem}", None)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import rfc8785
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from skep.errors import InvalidRequest
@@ -31,6 +31,13 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
         return value
 
     return AfterValidator(validate)
+
+
+def _whole(value: object) -> object:
+    """Keep True and 1.0 from passing for 1, as they do where values are only compared."""
+    if type(value) is not int:
+        raise PydanticCustomError("literal_error", "should be 1")
+    return value
 
 
 def host_rules(entry: str) -> tuple[object, ...]:
@@ -113,7 +120,7 @@ class Resources(Part):
 class Template(Part):
     """A recipe for workspaces."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], BeforeValidator(_whole)]
     """Version of the format."""
     name: Name
     """Name of the template, which is that of its file."""
