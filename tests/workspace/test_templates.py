@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ import yaml
 
 from skep.errors import Conflict, InvalidRequest, NotFound, TemplateInvalid
 from skep.workspace.draft import written
-from skep.workspace.review import review
+from skep.workspace.review import fields_at, review
 from skep.workspace.templates import SHIPPED, Templates
 
 ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs/guides/templates.md"
 NAMES = ["data-science", "default", "minimal", "web-dev"]
 
 
@@ -247,6 +249,22 @@ def test_importing_the_package_brings_none_of_it_along() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "False False\n"
+
+
+def test_the_template_in_the_guide_is_right(templates: Templates) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (templates.folder / "garden.yaml").write_text(text)
+    python = templates.show("garden").python
+    assert python is not None
+    assert python.dependencies[1] == "pandas>=2.2,<3"
+
+
+def test_the_guide_names_every_field() -> None:
+    text = GUIDE.read_text()
+    parts = {name: fields_at((name,)) for name in ("python", "nodejs", "system", "security", "resources")}
+    named = [f"{part}.{field}" for part, fields in parts.items() if part != "resources" for field in fields]
+    assert [name for name in named if f"| `{name}` |" not in text] == []
+    assert [name for name in parts["resources"] if name not in text] == []
 
 
 def test_the_shipped_folder_holds_nothing_else() -> None:
