@@ -196,6 +196,9 @@ def _described(source: Source, details: ErrorDetails) -> Problem:
         case "literal_error" if path == ("version",):
             hint = "write version: 1, or bring Skep up to date"
             return source.problem(path, f"is {_quoted(value)}, and this Skep reads templates of version 1", hint)
+        case "too_long" | "string_too_long":
+            what = "entries" if kind == "too_long" else "characters"
+            return source.problem(path, f"has {len(value)} {what}, and {context['max_length']} are the most")
     said = _WORDS.get(kind) or details["msg"].replace("Input should", "should")
     return source.problem(path, f"{said}, got {_quoted(value)}", _remedy(kind, value))
 
