@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import socket
 import struct
@@ -56,7 +55,8 @@ class Door:
         #: Conversations, oldest first, in which nothing was asked yet; and those in which something was.
         self._unheard: dict[asyncio.Task[None], None] = {}
         self._heard: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.create_task(self._accept())
+        self._closed = False
+        self._loop.add_reader(listener, self._accept)
 
     @classmethod
     async def open(cls, folder: Path, respond: Respond) -> Door:
@@ -77,8 +77,10 @@ class Door:
 
     async def close(self) -> None:
         """Take no more questions, and wait until those that were heard are answered."""
-        self._accepting.cancel()
-        await asyncio.wait({self._accepting})
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._listener)
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             if os.stat(_NAME, dir_fd=self._folder).st_ino == self._inode:
@@ -95,18 +97,23 @@ class Door:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    await asyncio.sleep(_REST_S)
-                continue
-            if _uid_of(peer) == os.geteuid():
-                self._receive(peer)
-            else:
-                peer.close()
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_REST_S, self._accept_again)
+            return
+        peer.setblocking(False)
+        if _uid_of(peer) == os.geteuid():
+            self._receive(peer)
+        else:
+            peer.close()
+
+    def _accept_again(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener, self._accept)
 
     def _receive(self, peer: socket.socket) -> None:
         if len(self._unheard) >= _MOST_UNHEARD:
@@ -126,7 +133,7 @@ class Door:
         try:
             async with asyncio.timeout(_ASK_S):
                 await self._loop.sock_sendall(peer, _GREETING)
-                request = _object(await receive(peer, most=_MOST_ASKED_BYTES))
+                request = await receive(peer, most=_MOST_ASKED_BYTES)
         except (OSError, EOFError, ValueError, RecursionError):
             return  # none of ours, or it has gone
         with contextlib.suppress(OSError):
@@ -173,7 +180,7 @@ async def call(folder: Path, request: dict[str, Any], *, timeout_s: float = 600.
             raise Unavailable(
                 "the workspace's holder went before it answered", hint="look at what was done, and try again"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Defect(f"the workspace's holder gave an answer that is none: {error}") from error
 
 
@@ -232,10 +239,3 @@ async def _knock(peer: socket.socket, folder: Path) -> None:
 def _uid_of(peer: socket.socket) -> int:
     _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(uid)
-
-
-def _object(message: bytes) -> dict[str, Any]:
-    said = json.loads(message)
-    if not isinstance(said, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - bytes from outside, not a caller's mistake
-    return said

@@ -51,7 +51,10 @@ class Failure(BaseModel):
     def of(cls, error: SkepError) -> Failure:
         """Describe an error by the nearest kind that every Skep knows."""
         known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-        return cls(type=known.__name__, message=error.message, hint=error.hint)
+        message, hint = (
+            text and text.encode(errors="backslashreplace").decode() for text in (error.message, error.hint)
+        )
+        return cls(type=known.__name__, message=message or "", hint=hint)
 
     def error(self) -> SkepError:
         kind = getattr(errors, self.type, None)
@@ -74,12 +77,15 @@ def packed(message: dict[str, Any], *, most: int) -> bytes:
     return _HEAD.pack(len(body)) + body
 
 
-async def receive(peer: socket.socket, *, most: int, first: bytes = b"") -> bytes:
-    """Read one message, of which some bytes may have been read."""
+async def receive(peer: socket.socket, *, most: int, first: bytes = b"") -> dict[str, Any]:
+    """Read one message, of which some bytes may have been read; what is none is a `ValueError`, or too deep."""
     (size,) = _HEAD.unpack(first + await _exactly(peer, _HEAD.size - len(first)))
     if size > most:
         raise ValueError(f"{size} bytes are too many")
-    return await _exactly(peer, size)
+    said = json.loads(await _exactly(peer, size))  # pydantic's own parser refuses names of files that are no UTF-8
+    if not isinstance(said, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - bytes from outside, not a caller's mistake
+    return said
 
 
 async def _exactly(peer: socket.socket, size: int) -> bytes:
@@ -113,7 +119,7 @@ async def receive_answer(peer: socket.socket, *, most: int) -> Answer:
     """Return an answer, or raise the error that was sent in place of one."""
     first, fds = await _receive_first(peer)
     try:
-        said = Said.model_validate_json(await receive(peer, most=most, first=first))
+        said = Said.model_validate(await receive(peer, most=most, first=first))
         if said.failure is not None:
             raise said.failure.error()
         if said.fds != len(fds):
