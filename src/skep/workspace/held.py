@@ -1,0 +1,207 @@
+"""A workspace in this process's hands: its manifest, and the sandbox over it.
+
+The manifest is written before the sandbox is moved to what it says. A crash in between costs nothing: the sandbox ends
+with its controller, and whatever was written inside until then is in the tree that the new manifest has sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from skep.errors import Conflict, SandboxLost, StorageFull, WorkspaceBusy, WorkspaceDamaged
+from skep.sandbox.egress.network import Network
+from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.stack import Mount
+from skep.workspace import manifest as manifests
+from skep.workspace.faults import in_thread
+from skep.workspace.grounds import Grounds
+from skep.workspace.holding import Holding
+from skep.workspace.manifest import Manifest
+from skep.workspace.register import Register
+
+#: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
+MOST_LAYERS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What the caller wants of the sandbox over a workspace."""
+
+    network: Network | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+
+
+class Held:
+    """One workspace, held until `close`."""
+
+    def __init__(self, grounds: Grounds, holding: Holding, manifest: Manifest, outfit: Outfit) -> None:
+        self.grounds = grounds
+        self.manifest = manifest
+        self._holding = holding
+        self._outfit = outfit
+        self._sandbox: Sandbox | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        return self.manifest.id
+
+    @property
+    def folder(self) -> Path:
+        """Where the manifest is on the host."""
+        return self._holding.folder
+
+    async def sandbox(self) -> Sandbox:
+        """Return the sandbox over the workspace, started if none runs."""
+        async with self._turn:
+            return await self.live() or await self._start()
+
+    async def live(self) -> Sandbox | None:
+        """Return the sandbox if one runs."""
+        if self._sandbox is not None and not await self._sandbox.alive():
+            await self.stop()
+        return self._sandbox
+
+    async def stop(self) -> None:
+        """End the sandbox, if one runs, and all that is in it."""
+        if self._sandbox is not None:
+            ending, self._sandbox = self._sandbox, None
+            await ending.stop()
+
+    async def close(self) -> None:
+        """End the sandbox and let go of the workspace."""
+        try:
+            await self.stop()
+        finally:
+            self._holding.close()
+
+    def remove(self, register: Register) -> None:
+        """Make the workspace one that is no more; what it was made of is left to a sweep."""
+        register.remove(self._holding)
+
+    async def ready(self) -> Self:
+        """Put a workspace that was made in layers together into one folder where there can be no layers."""
+        manifest, grounds = self.manifest, self.grounds
+        if grounds.layering == "copy" and (manifest.layers or manifest.below.based):
+            async with grounds.referring():
+                stack = grounds.stack(manifest)
+                upper = await in_thread(grounds.copy, manifest, [stack.upper, *stack.layers])
+                await self.save(manifest.changed(upper=upper, layers=(), based=False))
+        return self
+
+    @contextmanager
+    def pinned_snapshot(self) -> Iterator[None]:
+        """Keep the snapshot below the workspace from being collected."""
+        version = self.manifest.snapshot_version
+        if version is None or not self.manifest.below.based:
+            yield
+            return
+        with self.grounds.snapshot(self.manifest.template, version).pinned():
+            yield
+
+    async def amend(self, **changes: Any) -> Manifest:
+        """Write the manifest with some fields changed, and return it."""
+        async with self._turn:
+            await self.save(self.manifest.changed(**changes))
+        return self.manifest
+
+    async def save(self, manifest: Manifest) -> None:
+        """Replace the manifest; when this returns it is on the disk."""
+        await in_thread(self._save, manifest)
+        self.manifest = manifest
+
+    def _save(self, manifest: Manifest) -> None:
+        if not self._holding.valid():
+            raise WorkspaceDamaged(
+                f"the folder {self.folder} was removed or replaced while the workspace was in use",
+                hint=f"its files are safe: skep workspace repair {self.id}",
+            )
+        there = self.grounds.trees.all()
+        dropped = tuple(tree_id for tree_id in manifest.dropped if tree_id in there)
+        manifests.write(self.folder, manifest.model_copy(update={"dropped": dropped}))
+        keep_copy(self.grounds, manifest)
+
+    async def swap(self) -> None:
+        """Move a running sandbox to what the manifest says; `WorkspaceBusy` if something runs in it."""
+        if sandbox := await self.live():
+            with suppress(SandboxLost):  # the next one starts over what the manifest says
+                await sandbox.restack(self.grounds.stack(self.manifest))
+
+    async def swap_now(self) -> None:
+        """Move a running sandbox to what the manifest says; what runs in it is ended, and it too if need be."""
+        sandbox = await self.live()
+        try:
+            for _ in range(_ROUNDS):
+                if sandbox is None:
+                    return
+                with suppress(WorkspaceBusy):
+                    await self.swap()
+                    return
+                await sandbox.kill_all()
+                await asyncio.sleep(_ROUND_S)
+            await self.stop()
+        except BaseException:
+            await self.stop()
+            raise
+
+    @asynccontextmanager
+    async def halted(self) -> AsyncIterator[None]:
+        """Let nothing in the sandbox move for a while."""
+        sandbox = await self.live()
+        if sandbox is None:
+            yield
+            return
+        with suppress(SandboxLost):
+            await sandbox.pause()
+        try:
+            yield
+        finally:
+            with suppress(SandboxLost):
+                await sandbox.resume()
+
+    async def _start(self) -> Sandbox:
+        if self.manifest.suspended:
+            raise Conflict(f"workspace {self.id} is suspended", hint=f"skep workspace resume {self.id}")
+        await self.compact()
+        grounds = self.grounds
+        await in_thread(grounds.trees.check, self.manifest.trees())
+        self._sandbox = await Sandbox.create(
+            stack=grounds.stack(self.manifest),
+            limits=await in_thread(grounds.limits_for, self.manifest),
+            mounts=[*(shown.mount() for shown in self.manifest.shown), *self._outfit.mounts],
+            network=self._outfit.network,
+            env={**self._environment(), **self._outfit.env},
+        )
+        return self._sandbox
+
+    def _environment(self) -> Mapping[str, str]:
+        version = self.manifest.snapshot_version
+        try:
+            return self.grounds.snapshot(self.manifest.template, version).environment if version else {}
+        except WorkspaceDamaged:
+            return {}  # it was copied and is not needed any more
+
+    async def compact(self) -> None:
+        """Merge the layers if there are too many."""
+        if len(self.manifest.layers) <= MOST_LAYERS:
+            return
+        async with self.grounds.referring():
+            merged = await in_thread(self.grounds.merge, self.manifest, self.manifest.layers)
+            self.grounds.on_phase("merged")
+            await self.save(self.manifest.changed(layers=(merged,)))
+
+
+_ROUNDS = 500
+_ROUND_S = 0.01
+
+
+def keep_copy(grounds: Grounds, manifest: Manifest) -> None:
+    """Keep the manifest beside the files too, from where it can be written again if its own folder is lost."""
+    with suppress(StorageFull):  # then the copy from before has to serve
+        manifests.put(grounds.trees.beside(manifest.upper, manifests.NAME), manifests.dump(manifest), lasting=False)
