@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from skep import Sandbox
-from skep.app.household import Household
+from skep.app.household import Household, ticket
 from skep.errors import InvalidRequest, SkepError
 from skep.sandbox.stack import Stack
 
 
-def household(home: Path, hive_id: str = "hv-a", account: str = "acme") -> Household:
-    made = Household(home, hive_id, account, "garden")
+def household(home: Path) -> Household:
+    made = Household(home, "hv-a", "acme", "garden")
     made.settle()
     return made
 
@@ -57,10 +57,9 @@ def test_nothing_of_it_can_be_changed_from_inside(tmp_path: Path) -> None:
 
 
 def test_hives_of_an_account_change_each_others_files_in_a_ticket(tmp_path: Path) -> None:
-    first, second = household(tmp_path), household(tmp_path, "hv-b")
     with (
-        Sandbox.create(stack=workspace(tmp_path / "1"), mounts=first.mounts("spring")) as one,
-        Sandbox.create(stack=workspace(tmp_path / "2"), mounts=second.mounts("spring")) as two,
+        Sandbox.create(stack=workspace(tmp_path / "1"), mounts=[ticket(tmp_path, "acme", "spring")]) as one,
+        Sandbox.create(stack=workspace(tmp_path / "2"), mounts=[ticket(tmp_path, "acme", "spring")]) as two,
     ):
         assert one.run("umask 077; echo sown > ticket/bed").ok
         assert two.run("cat ticket/bed && echo watered >> ticket/bed").text == "sown\n"
@@ -71,14 +70,13 @@ def test_hives_of_an_account_change_each_others_files_in_a_ticket(tmp_path: Path
 
 
 def test_another_account_has_another_ticket_of_the_same_name(tmp_path: Path) -> None:
-    ours, theirs = household(tmp_path), household(tmp_path, "hv-b", "other")
-    assert ours.ticket("spring") != theirs.ticket("spring")
+    assert ticket(tmp_path, "acme", "spring").host != ticket(tmp_path, "other", "spring").host
 
 
 @pytest.mark.parametrize("name", ["../acme", "", "a/b", "Spring", "."])
 def test_a_name_that_leads_elsewhere_is_no_ticket(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="ticket is not a valid name"):
-        household(tmp_path).ticket(name)
+        ticket(tmp_path, "acme", name)
 
 
 def test_what_is_there_already_stays(tmp_path: Path) -> None:

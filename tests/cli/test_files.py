@@ -52,7 +52,7 @@ def test_a_file_that_changed_while_it_was_edited_is_not_overwritten(
     garden: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     garden("exec", "-H", "garden", "--", "sh", "-c", "echo red > note")
-    (note,) = home.glob(".local/share/skep/workspaces/*/note")
+    (note,) = home.glob(".local/share/skep/trees/*/tree/note")
     editor = home / "editor"
     editor.write_text(f'#!/bin/sh\necho theirs > {note}\necho mine > "$1"\n')
     editor.chmod(0o755)

@@ -54,24 +54,22 @@ class Household:
             about = f'id = "{self.hive_id}"\nname = "{self.name}"\naccount = "{self.account_id}"\n'
             _write_new(self.folder / ".hive.toml", about)
 
-    def mounts(self, ticket: str | None = None) -> tuple[Mount, ...]:
-        """Return what a sandbox of the hive shows; a ticket is the only one of them that can be written."""
-        shown = [Mount(str(self.folder), HIVE)]
-        shown += [Mount(str(self.skills[shelf]), f"{HIVE}/skills/{shelf}") for shelf in ("system", "account")]
-        if ticket is not None:
-            shown.append(Mount(str(self.ticket(ticket)), TICKET, "read-write"))
-        return tuple(shown)
+    def mounts(self) -> tuple[Mount, ...]:
+        """Return what every sandbox of the hive shows, for reading alone."""
+        shelves = [Mount(str(self.skills[shelf]), f"{HIVE}/skills/{shelf}") for shelf in ("system", "account")]
+        return (Mount(str(self.folder), HIVE), *shelves)
 
-    def ticket(self, name: str) -> Path:
-        """Find the folder that all hives of the account share under a name, made if it is missing.
 
-        When Skep is root the folder has a user of its own, as whom every sandbox writes there: the kernel maps each
-        sandbox's user to it, so that hives can change each other's files and nothing belongs to root.
-        """
-        folder = self.home / "tickets" / self.account_id / check_name("ticket", name)
-        fd, _ = claim(str(folder))
-        os.close(fd)
-        return folder
+def ticket(home: Path, account_id: str, name: str) -> Mount:
+    """Show the folder that all hives of an account share under a name, made if it is missing.
+
+    When Skep is root the folder has a user of its own, as whom every sandbox writes there: the kernel maps each
+    sandbox's user to it, so that hives can change each other's files and nothing belongs to root.
+    """
+    folder = home / "tickets" / account_id / check_name("ticket", name)
+    fd, _ = claim(str(folder))
+    os.close(fd)
+    return Mount(str(folder), TICKET, "read-write")
 
 
 def _write_new(file: Path, text: str) -> None:

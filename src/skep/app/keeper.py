@@ -3,6 +3,9 @@
 The process is started by the first call that names a context, and ends when its last context is ended, when its
 sandbox is lost, or after a while in which nobody called. What a context knew is then gone; a mark on disk remembers
 that there was one, so that the next cell says so instead of starting silently with nothing.
+
+It holds the workspace of its contexts, and other commands join it. While another command holds that workspace it waits:
+as a guest it would keep that command from ending for as long as a context lasts.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,18 +25,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from skep import errors
+from skep.app.apiary import Apiary
 from skep.app.computer import open_sandbox
 from skep.config import Paths, Settings
 from skep.config.environment import Environment
 from skep.config.file import load
-from skep.errors import InvalidRequest, SkepError, Unavailable
+from skep.errors import InvalidRequest, SkepError, Unavailable, WorkspaceBusy
 from skep.sandbox.context import Context
 from skep.sandbox.interpreter import Interpreter
 from skep.sandbox.results import Event, dump_event, read_event
+from skep.sandbox.sandbox import Sandbox
+from skep.workspace.workspace import Workspace
 
 IDLE_S = 15 * 60.0
 _START_S = 30.0
 _PAUSE_S = 0.02
+_BUSY_S = 0.2
 _MOST_BYTES = 256 << 20
 
 
@@ -57,13 +64,17 @@ class Door:
     """Where the keeper of a workspace is found: a folder of this user's own."""
 
     folder: Path
-    hive_id: str | None
 
     @classmethod
-    def of(cls, paths: Paths, hive_id: str | None) -> Door:
-        folder = paths.home / "contexts" / (hive_id or "none")
+    def of(cls, paths: Paths, workspace_id: str | None) -> Door:
+        folder = paths.home / "contexts" / (workspace_id or "none")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return cls(folder, hive_id)
+        return cls(folder)
+
+    @property
+    def waiting(self) -> Path:
+        """Says what a keeper that has not started yet waits for."""
+        return self.folder / "waiting"
 
     def mark(self, context: str) -> Path:
         return self.folder / f"{context}.context"
@@ -163,13 +174,15 @@ def _described(context: Context) -> dict[str, Any]:
     return {"name": context.name, "language": context.language, "state": context.state, "cells": context.cells}
 
 
-async def keep(paths: Paths, settings: Settings, hive_id: str | None, *, idle_s: float = IDLE_S) -> None:
+async def keep(paths: Paths, settings: Settings, workspace_id: str | None, *, idle_s: float = IDLE_S) -> None:
     """Keep the contexts of a workspace until nobody needs them; return at once if another process does."""
-    door = Door.of(paths, hive_id)
-    with (door.folder / "lock").open("w") as lock:
-        if not await _locked(lock.fileno()):
-            return
-        async with open_sandbox(paths, settings, hive_id) as sandbox, Interpreter(sandbox) as interpreter:
+    door = Door.of(paths, workspace_id)
+    async with AsyncExitStack() as kept:
+        with (door.folder / "lock").open("w") as lock:
+            if not await _locked(lock.fileno()):
+                return
+            sandbox = await kept.enter_async_context(_sandbox(paths, settings, workspace_id, door))
+            interpreter = await kept.enter_async_context(Interpreter(sandbox))
             keeper = Keeper(interpreter, door, idle_s)
             async with door.socket_path() as path:
                 door.shut()
@@ -179,14 +192,47 @@ async def keep(paths: Paths, settings: Settings, hive_id: str | None, *, idle_s:
                 finally:
                     door.shut()
                     server.close()
+        # Without the lock: commands that have joined may take their time, and the next keeper says that it waits.
+
+
+@asynccontextmanager
+async def _sandbox(
+    paths: Paths, settings: Settings, workspace_id: str | None, door: Door
+) -> AsyncGenerator[Sandbox, None]:
+    async with AsyncExitStack() as held:
+        if workspace_id is None:
+            yield await held.enter_async_context(open_sandbox(settings))
+        else:
+            workspace = await _hold(held, Apiary(paths, settings), workspace_id, door)
+            yield await workspace.sandbox()
+
+
+async def _hold(held: AsyncExitStack, apiary: Apiary, workspace_id: str, door: Door) -> Workspace:
+    """Hold a workspace as soon as no other process does, and say meanwhile what is waited for."""
+    try:
+        while True:
+            try:
+                return await held.enter_async_context(apiary.hold(workspace_id))
+            except WorkspaceBusy as busy:
+                door.waiting.write_text(busy.message)
+                await asyncio.sleep(_BUSY_S)
+    finally:
+        door.waiting.unlink(missing_ok=True)
 
 
 Start = Callable[[], int]
+Tell = Callable[[str], None]
 
 
-async def ask(door: Door, request: Request, *, start: Start | None = None) -> AsyncGenerator[dict[str, Any], None]:
+def _quiet(_: str) -> None:
+    """Tell nobody."""
+
+
+async def ask(
+    door: Door, request: Request, *, start: Start | None = None, tell: Tell = _quiet
+) -> AsyncGenerator[dict[str, Any], None]:
     """Send a request to the keeper and yield what it says; without one, start it or raise `NoKeeper`."""
-    reader, writer = await _connected(door, start)
+    reader, writer = await _connected(door, start, tell)
     try:
         await _send(writer, request.model_dump(mode="json"))
         while True:
@@ -204,22 +250,22 @@ async def ask(door: Door, request: Request, *, start: Start | None = None) -> As
 
 
 async def run_kept(
-    door: Door, context: str, code: str, *, timeout_s: float | None, start: Start
+    door: Door, context: str, code: str, *, timeout_s: float | None, start: Start, tell: Tell = _quiet
 ) -> AsyncGenerator[Event, None]:
     """Run a cell in a kept context and yield its events."""
     request = Request(act="run", context=context, code=code, timeout_s=timeout_s)
-    async with aclosing(ask(door, request, start=start)) as said:
+    async with aclosing(ask(door, request, start=start, tell=tell)) as said:
         async for one in said:
             yield read_event(one)
 
 
-def start_keeper(environment: Environment, hive_id: str | None) -> int:
+def start_keeper(environment: Environment, workspace_id: str | None) -> int:
     """Start a keeper that outlives this process; return its pid."""
-    door = Door.of(environment.paths, hive_id)
+    door = Door.of(environment.paths, workspace_id)
     log = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "skep.app.keeper", hive_id or ""],
+        [sys.executable, "-m", "skep.app.keeper", workspace_id or ""],
         environment.variables,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -230,10 +276,15 @@ def start_keeper(environment: Environment, hive_id: str | None) -> int:
     )
 
 
-async def _connected(door: Door, start: Start | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    pid = 0
+async def _connected(door: Door, start: Start | None, tell: Tell) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    pid, told = 0, ""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
+        if pid and (waiting := _waits_for(door)):
+            deadline = time.monotonic() + _START_S
+            if waiting != told:
+                tell(f"waiting: {waiting}")
+            told = waiting
         try:
             async with door.socket_path() as path:
                 reader, writer = await asyncio.open_unix_connection(path)
@@ -251,6 +302,13 @@ async def _connected(door: Door, start: Start | None) -> tuple[asyncio.StreamRea
         writer.close()
     said = (door.folder / "log").read_text(errors="replace").strip()[-2000:] if pid else ""
     raise Unavailable(f"the keeper of contexts did not start: {said or 'it gave no reason'}", hint="skep doctor")
+
+
+def _waits_for(door: Door) -> str:
+    try:
+        return door.waiting.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _has_ended(pid: int) -> bool:
@@ -290,10 +348,10 @@ def _as_error(body: dict[str, Any]) -> SkepError:
 
 
 def main() -> None:
-    hive_id = sys.argv[1] or None
+    workspace_id = sys.argv[1] or None
     paths = Environment.read().paths
     try:
-        asyncio.run(keep(paths, load(paths), hive_id))
+        asyncio.run(keep(paths, load(paths), workspace_id))
     except SkepError as error:
         sys.exit(error.message)
 

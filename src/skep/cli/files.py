@@ -13,12 +13,11 @@ from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_hive, hive_id_for, settle
+from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_workspace, lodge, settle
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from skep.sandbox.files import Entry
-    from skep.sandbox.tree import Tree
+    from skep.sandbox.files import Entry, Files
 
 T = TypeVar("T")
 
@@ -27,7 +26,12 @@ app = typer.Typer(help="Look at and change the files of a hive's workspace.", no
 HiveOption = Annotated[
     str,
     typer.Option(
-        "--hive", "-H", help="Name or id of the hive.", autocompletion=complete_hive, metavar="HIVE", show_default=False
+        "--hive",
+        "-H",
+        help="Name of the hive, or id of the workspace.",
+        autocompletion=complete_workspace,
+        metavar="HIVE",
+        show_default=False,
     ),
 ]
 PathArgument = Annotated[
@@ -44,8 +48,8 @@ def list_(
 ) -> None:
     """List a folder."""
 
-    async def work(files: Tree) -> list[Entry]:
-        return await files.list(path)
+    async def work(files: Files) -> list[Entry]:
+        return await files.list(_within(path))
 
     entries = _with_files(hive, account, work)
     if as_json:
@@ -73,8 +77,8 @@ def get(
     place = target or name
     file = Path(place) / name if Path(place).is_dir() else Path(place)
 
-    async def work(files: Tree) -> int:
-        pieces = files.stream(path)
+    async def work(files: Files) -> int:
+        pieces = files.stream(_within(path))
         return await (_to_stdout(pieces) if place == "-" else _to_file(pieces, file))
 
     size = _with_files(hive, account, work)
@@ -104,8 +108,8 @@ def put(
         raise InvalidRequest("standard input has no name", hint="say where to put it: skep files put - notes.txt")
     place = path or Path(source).name
 
-    async def work(files: Tree) -> None:
-        await files.write(place, _from_here(source))
+    async def work(files: Files) -> None:
+        await files.write(_within(place), _from_here(source))
 
     _with_files(hive, account, work)
     print_line(f"{source} -> {place}")
@@ -118,9 +122,9 @@ def edit(hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUN
     """Edit a text file with your own editor ($VISUAL or $EDITOR); it is made if it is not there."""
     from skep.errors import Conflict, InvalidRequest, NotFound
 
-    async def read(files: Tree) -> bytes:
+    async def read(files: Files) -> bytes:
         try:
-            return await files.read(path, limit_bytes=10 << 20)
+            return await files.read(_within(path), limit_bytes=10 << 20)
         except NotFound:
             return b""
 
@@ -134,10 +138,10 @@ def edit(hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUN
         print_line(f"{path} is unchanged")
         return
 
-    async def write(files: Tree) -> None:
+    async def write(files: Files) -> None:
         if await read(files) != before:
             raise Conflict(f"{path} changed while you edited it", hint="look at it, and edit it again")
-        await files.write(path, after)
+        await files.write(_within(path), after)
 
     _with_files(hive, account, write)
     print_line(f"saved {path}")
@@ -167,19 +171,26 @@ def _edit(text: str, path: str) -> str:
         return draft.read_text()
 
 
-def _with_files(hive: str, account: str, work: Callable[[Tree], Awaitable[T]]) -> T:
-    from skep.app.computer import open_files
-
-    environment, _ = settle()
-    files = open_files(environment.paths, hive_id_for(hive, account))
+def _with_files(hive: str, account: str, work: Callable[[Files], Awaitable[T]]) -> T:
+    """Work on the files as a sandbox shows them: only there are all layers of a workspace one folder."""
+    lodging = lodge(hive, account)
 
     async def run() -> T:
-        try:
-            return await work(files)
-        finally:
-            files.close()
+        async with lodging.apiary.enter(lodging.id) as sandbox:
+            return await work(sandbox.files)
 
     return asyncio.run(run())
+
+
+def _within(path: str) -> str:
+    """Return a path if it is one of the workspace's."""
+    from posixpath import join, normpath
+
+    from skep.errors import InvalidRequest
+
+    if not f"{normpath(join('/workspace', path))}/".startswith("/workspace/"):
+        raise InvalidRequest(f"{path[:200]!r} is not below /workspace", hint="give a path in the workspace")
+    return path
 
 
 async def _from_here(source: str) -> AsyncIterator[bytes]:

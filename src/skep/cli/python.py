@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from skep.cli.sandbox import HiveOption, TimeoutOption
-from skep.cli.session import DEFAULT_ACCOUNT, Account, hive_id_for, settle
+from skep.cli.sandbox import HiveOption, TicketOption, TimeoutOption
+from skep.cli.session import DEFAULT_ACCOUNT, Account, Lodging, lodge, settle, tell
 from skep.cli.terminal import AsJson, examples, print_json, print_table
 
 if TYPE_CHECKING:
-    from skep.config import Settings
     from skep.config.environment import Environment
     from skep.sandbox.results import Cell, Event
+    from skep.sandbox.sandbox import Sandbox
 
 T = TypeVar("T")
 
@@ -65,6 +65,7 @@ def python(  # noqa: PLR0913, PLR0917  one per option
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="End the context.")] = False,
     contexts: Annotated[bool, typer.Option("--contexts", help="List the contexts that are kept.")] = False,
+    ticket: TicketOption = None,
     pictures: Annotated[Path, typer.Option("--pictures", help="Folder on this machine to save pictures in.")] = Path(),
     timeout: TimeoutOption = None,
     as_json: AsJson = False,
@@ -73,18 +74,14 @@ def python(  # noqa: PLR0913, PLR0917  one per option
 
     Without code and at a terminal it reads cell after cell. Lines such as !ls, %pip install and %%bash work too.
     """
-    environment, settings = settle()
-    hive_id = None if hive is None else hive_id_for(hive, account)
     if contexts or end:
-        raise typer.Exit(asyncio.run(_look_after(environment, hive_id, context if end else None, as_json=as_json)))
+        at = None if hive is None else lodge(hive, account, settled=False).id
+        raise typer.Exit(asyncio.run(_look_after(settle()[0], at, context if end else None, as_json=as_json)))
     source = _source(code, file)
+    _refuse_ticket(hive, context, ticket)
+    lodging = None if hive is None else lodge(hive, account)
     limit_s = math.inf if timeout is None else timeout
-
-    opened = (
-        _fresh(environment, settings, hive_id, limit_s)
-        if context is None
-        else _kept(environment, hive_id, context, limit_s)
-    )
+    opened = _fresh(lodging, ticket, limit_s) if context is None else _kept(lodging, context, limit_s)
     if source is None:
         raise typer.Exit(_converse(opened, pictures))
 
@@ -114,44 +111,56 @@ def _source(code: str | None, file: Path | None) -> str | None:
         raise InvalidRequest(f"cannot read {str(file)!r}: {error}", hint="give a file of Python code") from error
 
 
+def _refuse_ticket(hive: str | None, context: str | None, ticket: str | None) -> None:
+    from skep.errors import InvalidRequest
+
+    if ticket is not None and hive is None:
+        raise InvalidRequest("a ticket is shown in the workspace of a hive", hint="name the hive with --hive")
+    if ticket is not None and context is not None:
+        raise InvalidRequest("what a kept context shows is settled when it begins", hint="leave out --ticket")
+
+
 @asynccontextmanager
-async def _fresh(
-    environment: Environment, settings: Settings, hive_id: str | None, limit_s: float
-) -> AsyncGenerator[Cells, None]:
-    """Give cells in a sandbox that lasts as long as this command."""
+async def _fresh(lodging: Lodging | None, ticket: str | None, limit_s: float) -> AsyncGenerator[Cells, None]:
+    """Give cells in a context that lasts as long as this command."""
     from skep.app.computer import open_sandbox
     from skep.sandbox.interpreter import Interpreter
 
-    async with open_sandbox(environment.paths, settings, hive_id) as sandbox, Interpreter(sandbox) as interpreter:
+    opened: AbstractAsyncContextManager[Sandbox] = (
+        open_sandbox(settle()[1])
+        if lodging is None
+        else lodging.apiary.enter(lodging.id, mounts=lodging.ticket(ticket))
+    )
+    async with opened as sandbox, Interpreter(sandbox) as interpreter:
         context = interpreter.context()
         yield Cells(lambda code: context.stream(code, timeout_s=limit_s), context.interrupt)
 
 
 @asynccontextmanager
-async def _kept(
-    environment: Environment, hive_id: str | None, name: str, limit_s: float
-) -> AsyncGenerator[Cells, None]:
+async def _kept(lodging: Lodging | None, name: str, limit_s: float) -> AsyncGenerator[Cells, None]:
     """Give cells in a context that outlives this command."""
     from skep.app.keeper import Door, Request, ask, run_kept, start_keeper
 
-    door = Door.of(environment.paths, hive_id)
+    environment = settle()[0] if lodging is None else lodging.environment
+    workspace_id = None if lodging is None else lodging.id
+    door = Door.of(environment.paths, workspace_id)
 
     def start() -> int:
-        return start_keeper(environment, hive_id)
+        return start_keeper(environment, workspace_id)
 
     async def interrupt() -> None:
         async for _ in ask(door, Request(act="interrupt", context=name), start=start):
             pass
 
-    yield Cells(lambda code: run_kept(door, name, code, timeout_s=limit_s, start=start), interrupt)
+    yield Cells(lambda code: run_kept(door, name, code, timeout_s=limit_s, start=start, tell=tell), interrupt)
 
 
-async def _look_after(environment: Environment, hive_id: str | None, ended: str | None, *, as_json: bool) -> int:
+async def _look_after(environment: Environment, workspace_id: str | None, ended: str | None, *, as_json: bool) -> int:
     """End a kept context, or list those that there are."""
     from skep.app.keeper import Door, NoKeeper, Request, ask
 
     request = Request(act="list") if ended is None else Request(act="end", context=ended)
-    door = Door.of(environment.paths, hive_id)
+    door = Door.of(environment.paths, workspace_id)
     found: list[dict[str, object]] = []
     try:
         async for said in ask(door, request):

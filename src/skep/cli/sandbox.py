@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_hive, hive_id_for, settle
+from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_workspace, lodge, settle
 from skep.cli.terminal import AsJson, examples, print_json
 
 if TYPE_CHECKING:
+    from skep.cli.session import Lodging
     from skep.sandbox.sandbox import Execution, Exit, Sandbox
 
 HiveOption = Annotated[
@@ -19,8 +21,8 @@ HiveOption = Annotated[
     typer.Option(
         "--hive",
         "-H",
-        help="Work in the workspace of this hive; without it in one that is thrown away.",
-        autocompletion=complete_hive,
+        help="Work in the workspace of this hive, or in the one with this id; without it in one that is thrown away.",
+        autocompletion=complete_workspace,
         metavar="HIVE",
         show_default=False,
     ),
@@ -48,9 +50,20 @@ AllowOption = Annotated[
     ),
 ]
 
+TicketOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ticket",
+        help="Show the folder that the account's hives share under this name, at /workspace/ticket.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+
 EXEC_EPILOG = examples(
     "skep exec -- python3 -c 'print(6*7)'  # in a throwaway sandbox",
     "skep exec --hive garden -- make test  # in the hive's workspace",
+    "skep exec --hive garden --ticket spring -- ls ticket  # with a folder that hives share",
     "cat data.csv | skep exec -- wc -l  # pipes work as with a local command",
     "skep exec --allow pypi -- pip download six  # nothing else can be reached",
 )
@@ -70,6 +83,7 @@ def exec_(
     cwd: CwdOption = None,
     timeout: TimeoutOption = None,
     allow: AllowOption = None,
+    ticket: TicketOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a command in a sandbox: no network unless allowed, no secrets, nothing of this machine but its programs.
@@ -94,7 +108,7 @@ def exec_(
         )
         return _explained(await relay(process, terminal=terminal))
 
-    raise typer.Exit(_in_sandbox(hive, account, allow or (), work))
+    raise typer.Exit(_in_sandbox(hive, account, work, allow=allow or (), ticket=ticket))
 
 
 def shell(
@@ -103,6 +117,7 @@ def shell(
     user: UserOption = "agent",
     cwd: CwdOption = None,
     allow: AllowOption = None,
+    ticket: TicketOption = None,
 ) -> None:
     """Open a terminal in a sandbox. Leave it with exit or Ctrl-D."""
     from skep.cli.relay import on_terminal, relay, window
@@ -121,22 +136,38 @@ def shell(
         )
         return _explained(await relay(process, terminal=True))
 
-    raise typer.Exit(_in_sandbox(hive, account, allow or (), work))
+    raise typer.Exit(_in_sandbox(hive, account, work, allow=allow or (), ticket=ticket))
 
 
-def _in_sandbox(hive: str | None, account: str, allow: Sequence[str], work: Callable[[Sandbox], Awaitable[int]]) -> int:
+def _in_sandbox(
+    hive: str | None,
+    account: str,
+    work: Callable[[Sandbox], Awaitable[int]],
+    *,
+    allow: Sequence[str],
+    ticket: str | None,
+) -> int:
     import asyncio
 
-    from skep.app.computer import open_sandbox
-
-    environment, settings = settle()
-    hive_id = None if hive is None else hive_id_for(hive, account)
-
     async def open_and_work() -> int:
-        async with open_sandbox(environment.paths, settings, hive_id, allow=allow) as sandbox:
+        async with opened as sandbox:
             return await work(sandbox)
 
+    opened = _throwaway(allow, ticket) if hive is None else _entered(lodge(hive, account), allow, ticket)
     return asyncio.run(open_and_work())
+
+
+def _throwaway(allow: Sequence[str], ticket: str | None) -> AbstractAsyncContextManager[Sandbox]:
+    from skep.app.computer import open_sandbox
+    from skep.errors import InvalidRequest
+
+    if ticket is not None:
+        raise InvalidRequest("a ticket is shown in the workspace of a hive", hint="name the hive with --hive")
+    return open_sandbox(settle()[1], allow=allow)
+
+
+def _entered(lodging: Lodging, allow: Sequence[str], ticket: str | None) -> AbstractAsyncContextManager[Sandbox]:
+    return lodging.apiary.enter(lodging.id, allow=allow, mounts=lodging.ticket(ticket))
 
 
 def _piped_input() -> bytes:

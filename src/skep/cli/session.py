@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import pwd
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,8 +17,12 @@ import typer
 from skep.config.environment import Environment
 
 if TYPE_CHECKING:
+    from skep.app.apiary import Apiary
     from skep.app.program import Program
+    from skep.app.residence import Residence
     from skep.config import Settings
+    from skep.sandbox.stack import Mount
+    from skep.state.events import Event
     from skep.state.hives import Hive
 
 T = TypeVar("T")
@@ -113,17 +118,116 @@ async def find_hive(program: Program, reference: str, account: str, *, deleted: 
     return await program.hives.show(reference, account_id=account, deleted=deleted)
 
 
-def hive_id_for(hive: str, account: str) -> str:
-    """Find the id of a hive whose sandbox may be used."""
+def tell(text: str) -> None:
+    """Say on stderr what takes its time."""
+    import sys
 
-    async def work(program: Program) -> str:
+    from skep.cli.terminal import printable
+
+    sys.stderr.write(f"skep: {printable(text)}\n")
+    sys.stderr.flush()
+
+
+def open_apiary(environment: Environment, settings: Settings) -> Apiary:
+    from skep.app.apiary import Apiary
+
+    return Apiary(environment.paths, settings, environment.store_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Lodging:
+    """A workspace that commands are about to run in."""
+
+    environment: Environment
+    settings: Settings
+    id: str
+    #: Whose tickets it can show.
+    account: str
+
+    @property
+    def apiary(self) -> Apiary:
+        return open_apiary(self.environment, self.settings)
+
+    def ticket(self, name: str | None) -> list[Mount]:
+        from skep.app.household import ticket
+
+        return [] if name is None else [ticket(self.environment.paths.home, self.account, name)]
+
+
+def lodge(hive: str, account: str, *, settled: bool = True) -> Lodging:
+    """Find the workspace that a person named; `settled`, that of a hive is made if it has none."""
+    environment, settings = settle()
+
+    async def work(program: Program) -> Lodging:
         from skep.app.computer import require_sandbox
+        from skep.app.residence import find
 
-        found = await find_hive(program, hive, account)
-        require_sandbox(await program.rollouts.in_effect(found.flags, found.account_id), found.name)
-        return found.id
+        apiary = open_apiary(environment, settings)
+        residence = await find(program, apiary, hive, account)
+        found = residence.hive
+        if found is None and not apiary.has(residence.id):
+            found = await find_hive(program, hive, account)  # says that there is none
+        if found is not None:
+            require_sandbox(await program.rollouts.in_effect(found.flags, found.account_id), found.name)
+            if settled:
+                await Desk(program, apiary, residence).settle()
+        return Lodging(environment, settings, residence.id, found.account_id if found else account)
 
     return with_program(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a command on one workspace works with."""
+
+    program: Program
+    apiary: Apiary
+    residence: Residence
+
+    @property
+    def id(self) -> str:
+        return self.residence.id
+
+    async def record(self, event: Event) -> None:
+        from skep.app.residence import record
+
+        await record(self.program, self.residence, event, actor=actor())
+
+    async def settle(self, *, template: str | None = None) -> bool:
+        """Make the workspace unless it is there; say whether it was made."""
+        from skep.app.residence import household
+        from skep.state.events import WorkspaceCreated
+
+        shown: Sequence[Mount] = ()
+        if self.residence.hive is not None:
+            home = household(self.program, self.residence.hive)
+            home.settle()
+            shown = home.mounts()
+        made = await self.apiary.settle(self.id, shown, template=template, tell=tell)
+        if made is not None:
+            await self.record(WorkspaceCreated(template=made.template, snapshot=made.snapshot_version))
+        return made is not None
+
+
+def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitable[T]]) -> T:
+    """Run one piece of work on the workspace that a person named."""
+    environment, settings = settle()
+
+    async def find_and_work(program: Program) -> T:
+        from skep.app.residence import find
+
+        apiary = open_apiary(environment, settings)
+        return await work(Desk(program, apiary, await find(program, apiary, reference, account)))
+
+    return with_program(find_and_work)
+
+
+def complete_workspace(incomplete: str) -> list[str]:
+    from skep.config import load
+
+    environment = Environment.read()
+    ids = [manifest.id for manifest in open_apiary(environment, load(environment.paths)).workspaces.list()]
+    return [*complete_hive(incomplete), *(name for name in ids if name.startswith(incomplete))]
 
 
 def _complete(names: Callable[[Program], Awaitable[list[str]]]) -> list[str]:
