@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import account, config, demo, doctor, events, files, hive, python, rollout, sandbox, state, template
+from skep.cli import account, config, demo, doctor, events, files, hive, python, rollout, sandbox, snapshot, state
 from skep.cli.terminal import examples
 
 app = typer.Typer(
@@ -56,7 +56,7 @@ app.command(epilog=python.EPILOG)(python.python)
 app.add_typer(files.app, name="files")
 app.add_typer(hive.app, name="hive")
 app.add_typer(account.app, name="account")
-app.add_typer(template.template_app, name="template")
+app.add_typer(snapshot.app, name="template")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(events.app, name="events")
 app.add_typer(config.app, name="config")
