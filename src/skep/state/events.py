@@ -140,6 +140,77 @@ class WorkspaceDestroyed(_Event):
     archive: str | None
 
 
+class SessionChanged(_Event):
+    """The session of a key came into another status; `before` is null for a new one."""
+
+    type: Literal["session_changed"] = "session_changed"
+    session: str
+    key: str
+    before: str | None
+    after: str
+    reason: str
+    generation: int
+
+
+class SessionWarned(_Event):
+    """A session is going to be deleted unless it is used before."""
+
+    type: Literal["session_warned"] = "session_warned"
+    session: str
+    key: str
+    delete_at: str
+
+
+class RoomReplaced(_Event):
+    """A shell or a code context was gone, and got a replacement without its variables."""
+
+    type: Literal["room_replaced"] = "room_replaced"
+    session: str
+    kind: Literal["shell", "context"]
+    name: str
+
+
+class OutageBegan(_Event):
+    """Sandboxes cannot be had: the hive goes on without."""
+
+    type: Literal["outage_began"] = "outage_began"
+    since: str
+    message: str
+
+
+class OutageEnded(_Event):
+    """Sandboxes can be had again."""
+
+    type: Literal["outage_ended"] = "outage_ended"
+
+
+class AccessDenied(_Event):
+    """Somebody asked for a session that is not theirs."""
+
+    type: Literal["access_denied"] = "access_denied"
+    session: str
+    asked_by: str
+    act: str
+
+
+class AttachmentsReceived(_Event):
+    """Files came with a prompt; `refused` are those that could not be taken, with the reason."""
+
+    type: Literal["attachments_received"] = "attachments_received"
+    session: str
+    files: tuple[dict[str, JsonValue], ...] = ()
+    refused: tuple[dict[str, JsonValue], ...] = ()
+
+
+class ArtifactsCollected(_Event):
+    """Files that the agent made for the user were collected."""
+
+    type: Literal["artifacts_collected"] = "artifacts_collected"
+    session: str
+    files: tuple[dict[str, JsonValue], ...] = ()
+    skipped: tuple[dict[str, JsonValue], ...] = ()
+
+
 Event: TypeAlias = (
     Prompted
     | Replied
@@ -157,6 +228,14 @@ Event: TypeAlias = (
     | WorkspaceArchived
     | WorkspaceRestored
     | WorkspaceDestroyed
+    | SessionChanged
+    | SessionWarned
+    | RoomReplaced
+    | OutageBegan
+    | OutageEnded
+    | AccessDenied
+    | AttachmentsReceived
+    | ArtifactsCollected
 )
 
 EVENT_TYPES: frozenset[str] = frozenset(kind.model_fields["type"].default for kind in get_args(Event))

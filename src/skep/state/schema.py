@@ -155,6 +155,8 @@ sessions = Table(
     Column("host", ByteText),
     Column("controller", ByteText),
     Column("archive", ByteText),
+    # JSON: the shells and code contexts that were opened in it, each with the generation that it lived in.
+    Column("rooms", ByteText, nullable=False, server_default=text("'{}'")),
     Column("resume_fail_count", Integer, nullable=False),
     Column("last_error", ByteText),
     Column("created_at", ByteText, nullable=False),
@@ -166,3 +168,13 @@ sessions = Table(
 )
 Index("ix_skep_sessions_hive", sessions.c.hive_id, sessions.c.key)
 Index("ix_skep_sessions_status", sessions.c.status, sessions.c.active_at)
+
+# Hives whose sandboxes cannot be had: since when, and since when they do without.
+outages = Table(
+    "skep_outages",
+    metadata,
+    Column("hive_id", ByteText, ForeignKey("skep_hives.id"), primary_key=True),
+    Column("since", ByteText, nullable=False),
+    Column("flipped_at", ByteText),
+    Column("last_error", ByteText, nullable=False),
+)

@@ -1,0 +1,1 @@
+"""Sessions: a conversation bound to its own computer, whatever happens to it."""
