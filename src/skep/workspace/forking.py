@@ -25,6 +25,9 @@ async def fork(register: Register, source: Workspace, ids: Sequence[str], *, che
         source.grounds.on_phase("frozen")
         children = [_child(source.manifest, new_id, state, checkpoints=checkpoints) for new_id in ids]
         await in_thread(_make_all, register, source, children, state)
+        if source.grounds.layering == "copy":  # the children have copies of their own
+            source.grounds.trees.drop(state.layers)
+    await in_thread(source.grounds.trees.clear)
     return children
 
 

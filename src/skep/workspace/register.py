@@ -142,10 +142,10 @@ class Register:
         for workspace_id in found.half_made:  # somebody is making it
             with suppress(WorkspaceDamaged):
                 needed |= manifests.read(self.path(workspace_id)).trees()
-        let_go = {tree_id for manifest in present for tree_id in manifest.dropped}
-        for _, manifest in self._gone():
-            let_go |= manifest.trees() | {*manifest.dropped} if manifest else set()
-        births = {NOBODY, *(manifest.birth for manifest in present)}
+        gone = [manifest for _, manifest in self._gone() if manifest is not None]
+        let_go = {tree_id for manifest in gone for tree_id in manifest.trees()}
+        let_go |= {tree_id for manifest in (*present, *gone) for tree_id in manifest.dropped}
+        births = {NOBODY, *(manifest.birth for manifest in (*present, *gone))}
         let_go |= {tree_id for tree_id in self._trees.all() if self._trees.note(tree_id).birth in births}
         return let_go - needed
 

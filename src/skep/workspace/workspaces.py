@@ -152,9 +152,10 @@ class Workspaces:
 
     async def grounds(self) -> Grounds:
         """Return what the workspaces stand on."""
-        layering: Layering = self._layering or await in_thread(_layering)
-        self._layering = layering
-        return Grounds(self.home, self.trees, self._snapshots, self._limits, layering, self._on_phase)
+        if self._layering is None:
+            found: Layering = await in_thread(_layering)
+            self._layering = found
+        return Grounds(self.home, self.trees, self._snapshots, self._limits, self._layering, self._on_phase)
 
     @asynccontextmanager
     async def hold(
