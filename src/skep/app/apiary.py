@@ -6,9 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from typing import TypedDict
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -22,6 +21,7 @@ from skep.sandbox.egress.policy import Policy, parse_policy
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
+from skep.workspace import packages
 from skep.workspace.indexes import Indexes
 from skep.workspace.manifest import Manifest, Shown
 from skep.workspace.snapshots import Snapshots
@@ -33,36 +33,74 @@ from skep.workspace.workspaces import Workspaces
 Tell = Callable[[str], None]
 _MAKING_S = 60.0
 _PAUSE_S = 0.02
+#: An act such as a checkpoint holds a workspace for a moment.
+_PATIENCE_S = 2.0
 
 
 def _quiet(_: str) -> None:
     """Tell nobody."""
 
 
-class Outfit(TypedDict):
-    """What `Workspaces.hold` and `enter` take."""
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What the sandbox of a workspace has by its template and the settings."""
 
-    network: Network | None
-    env: Mapping[str, str]
-    mounts: tuple[Mount, ...]
+    network: Network | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+
+
+class Furnished(Workspaces):
+    """Workspaces whose sandboxes have an outfit, whoever starts them: a command, an act, or a guest that is let in."""
+
+    outfit = Outfit()
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        workspace_id: str,
+        *,
+        network: Network | None = None,
+        env: Mapping[str, str] | None = None,
+        mounts: Sequence[Mount] = (),
+    ) -> AsyncIterator[Workspace]:
+        own = self.outfit
+        env, mounts = {**own.env, **(env or {})}, (*own.mounts, *mounts)
+        async with super().hold(workspace_id, network=network or own.network, env=env, mounts=mounts) as workspace:
+            yield workspace
 
 
 class Apiary:
     """The templates, snapshots and workspaces below one home."""
 
     def __init__(self, paths: Paths, settings: Settings, keys: StoreKeys | None = None) -> None:
-        packages = settings.packages
+        sources = settings.packages
         self.home = paths.home
         self.settings = settings
         self.keys = keys or StoreKeys()
-        self.indexes = Indexes(packages.python_index, packages.node_registry, packages.upstreams)
+        self.indexes = Indexes(sources.python_index, sources.node_registry, sources.upstreams)
         self.templates = Templates(paths.home / "templates")
         self.snapshots = Snapshots(paths.home, self.templates, indexes=self.indexes)
         self.workspaces = self._workspaces(limits(settings))
 
-    def _workspaces(self, most: Limits) -> Workspaces:
+    def _workspaces(self, most: Limits) -> Furnished:
         wanted = self.settings.workspace.layering
-        return Workspaces(self.home, self.snapshots, limits=most, layering=None if wanted == "auto" else wanted)
+        return Furnished(
+            self.home,
+            self.snapshots,
+            limits=most,
+            layering=None if wanted == "auto" else wanted,
+            settle=[packages.settle],
+            acts=packages.acts(self.indexes, self.snapshots.cache),
+        )
+
+    def at(self, workspace_id: str) -> Furnished:
+        """Return the workspaces as they are for one of them: with the limits and the outfit that it has."""
+        manifest = self.workspaces.show(workspace_id)
+        template = self._template(manifest)
+        found = self._workspaces(with_resources(limits(self.settings), template.resources))
+        found.outfit = self._outfit(manifest, template)
+        return found
 
     def has(self, workspace_id: str) -> bool:
         """Say whether there is such a workspace, be it damaged or not yet taken in."""
@@ -77,12 +115,11 @@ class Apiary:
         """
         if (made := await self._create_missing(workspace_id, shown, template, tell)) is not None:
             return made
+        # They are others when the home has moved, or the workspace has come from elsewhere.
         wanted = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
-        if (
-            self.workspaces.show(workspace_id).shown != wanted
-        ):  # the home has moved, or the workspace came from elsewhere
+        if self.workspaces.show(workspace_id).shown != wanted:
             with suppress(WorkspaceBusy):
-                async with self.workspaces.hold(workspace_id) as workspace:
+                async with self.at(workspace_id).hold(workspace_id) as workspace:
                     await workspace.amend(shown=wanted)
         return None
 
@@ -123,42 +160,36 @@ class Apiary:
         """
         from skep.sandbox.joining import JoinedSandbox
 
-        manifest = self.workspaces.show(workspace_id)
-        outfit = self._outfit(manifest, allow, mounts)
-        async with self._workspaces_of(manifest).enter(workspace_id, **outfit) as sandbox:
-            if isinstance(sandbox, JoinedSandbox) and (allow or mounts):
-                raise WorkspaceBusy(
-                    f"workspace {workspace_id} is in use, and what it reaches and shows is settled until that ends",
-                    hint="wait until the other command has ended, or leave out --allow and --ticket",
+        workspaces = self.at(workspace_id)
+        network = self.network(self._template(self.workspaces.show(workspace_id)), allow) if allow else None
+        deadline = time.monotonic() + _PATIENCE_S
+        async with AsyncExitStack() as entered:
+            while True:
+                sandbox = await entered.enter_async_context(
+                    workspaces.enter(workspace_id, network=network, mounts=mounts)
                 )
+                if not isinstance(sandbox, JoinedSandbox) or not (allow or mounts):
+                    break
+                await entered.aclose()
+                if time.monotonic() > deadline:
+                    raise _settled(workspace_id)
+                await asyncio.sleep(_PAUSE_S)
             yield sandbox
 
-    @asynccontextmanager
-    async def hold(self, workspace_id: str) -> AsyncIterator[Workspace]:
-        """Hold a workspace, as `Workspaces.hold` does, with what its template and the settings give it."""
-        manifest = self.workspaces.show(workspace_id)
-        async with self._workspaces_of(manifest).hold(workspace_id, **self._outfit(manifest)) as workspace:
-            yield workspace
-
-    def _workspaces_of(self, manifest: Manifest) -> Workspaces:
-        return self._workspaces(with_resources(limits(self.settings), self._template(manifest).resources))
-
-    def _outfit(self, manifest: Manifest, allow: Sequence[str] = (), mounts: Sequence[Mount] = ()) -> Outfit:
-        template = self._template(manifest)
+    def _outfit(self, manifest: Manifest, template: Template) -> Outfit:
         environment = {"SHELL": f"/bin/{template.system.shell}"}
         if template.system.editor:
             environment["EDITOR"] = template.system.editor
         if manifest.snapshot_version is not None:
             environment |= self.snapshots.get(manifest.template, manifest.snapshot_version).environment
-        places = tuple(self._places(manifest.id, template))
-        return {"network": self.network(template, allow), "env": environment, "mounts": (*places, *mounts)}
+        return Outfit(self.network(template), environment, tuple(self._places(manifest.id, template)))
 
     def network(self, template: Template, allow: Sequence[str] = ()) -> Network | None:
         """Return what may be reached: what the settings, a template and the caller allow; None if that is nothing."""
         policy = parse_policy([*self.settings.policy.allowed_hosts, *template.security.allowed_domains, *allow])
         if template.security.network == "packages":
-            packages = self.indexes.network().policy
-            policy = Policy((*policy.rules, *packages.rules), packages.upstreams)
+            indexes = self.indexes.network().policy
+            policy = Policy((*policy.rules, *indexes.rules), indexes.upstreams)
         return Network(policy, on_event=log_event) if policy.rules else None
 
     def _template(self, manifest: Manifest) -> Template:
@@ -182,6 +213,13 @@ class Apiary:
             else:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 yield Mount(str(folder), path)
+
+
+def _settled(workspace_id: str) -> WorkspaceBusy:
+    return WorkspaceBusy(
+        f"workspace {workspace_id} is in use, and what it reaches and shows is settled until that ends",
+        hint="wait until the other command has ended, or leave out --allow and --ticket",
+    )
 
 
 def with_resources(most: Limits, wanted: Resources) -> Limits:

@@ -212,7 +212,7 @@ async def _hold(held: AsyncExitStack, apiary: Apiary, workspace_id: str, door: D
     try:
         while True:
             try:
-                return await held.enter_async_context(apiary.hold(workspace_id))
+                return await held.enter_async_context(apiary.at(workspace_id).hold(workspace_id))
             except WorkspaceBusy as busy:
                 door.waiting.write_text(busy.message)
                 await asyncio.sleep(_BUSY_S)
