@@ -1,0 +1,1 @@
+"""Keep workspaces outside this machine: encrypted, incremental, complete or not there at all."""
