@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -49,9 +49,10 @@ async def ended(process: Process) -> int | None:
 
 
 async def test_guest_and_holder_share_files_and_processes(holder: BubblewrapSandbox, guest: JoinedSandbox) -> None:
-    await guest.run("echo 1 > file; echo 2 > /tmp/file; sleep 1000 &")
+    await guest.run("echo 1 > file; echo 2 > /tmp/file; sleep 1000 & echo $! > pid")
     assert await holder.files.read("file") == b"1\n"
-    assert (await holder.run("cat /tmp/file; pidof sleep > /dev/null")).stdout == b"2\n"
+    assert (await holder.run("cat /tmp/file")).stdout == b"2\n"
+    assert await running(holder, int(await holder.files.read("pid")))
     await holder.files.write("file", b"3")
     assert await guest.files.read("file") == b"3"
     assert guest.id == holder.id
@@ -88,6 +89,7 @@ async def test_leaving_ends_what_was_started_there_and_nothing_else(
     other = await joined(holder)
     stays = [await holder.start("sleep 1000"), await other.start("sleep 1000")]
     goes = await guest.start("trap '' TERM HUP; sleep 1000 & sleep 1000; wait")
+    await eventually(lambda: _has(group_of(holder, goes.pid), 3))
     await guest.stop()
     with pytest.raises(SandboxLost):
         await goes.wait()
@@ -96,12 +98,22 @@ async def test_leaving_ends_what_was_started_there_and_nothing_else(
         return not await running(holder, goes.pid)
 
     await eventually(gone)
-    assert (await holder.run(f"pgrep -g {goes.pid}")).stdout == b""
+    assert await group_of(holder, goes.pid) == 0
     for process in stays:
         assert await running(holder, process.pid)
         await process.kill()
         assert await ended(process) == signal.SIGKILL
     await other.stop()
+
+
+async def group_of(sandbox: Sandbox, pid: int) -> int:
+    """Count the processes inside that are in a group."""
+    found = await sandbox.run("cat /proc/[0-9]*/stat 2>/dev/null")
+    return sum(line.rpartition(")")[2].split()[2] == str(pid) for line in found.text.splitlines())
+
+
+async def _has(count: Awaitable[int], expected: int) -> bool:
+    return await count == expected
 
 
 async def test_what_has_left_its_group_stays_with_the_sandbox(holder: BubblewrapSandbox, guest: JoinedSandbox) -> None:
@@ -272,7 +284,6 @@ async def test_a_sandbox_is_held_only_if_nothing_at_all_is_in_it(
         await holder._agent.ask(RELEASE)
     await guest.run("setsid -f sleep 1000")
     assert not await _hold(holder)
-    await holder.run("pkill sleep")
 
 
 async def test_a_zombie_is_something_too(holder: BubblewrapSandbox, guest: JoinedSandbox) -> None:

@@ -216,10 +216,6 @@ class Agent:
         with contextlib.suppress(OSError):  # as with `_abandon`
             self._control.send(order(SIGNAL, name, signals.SIGKILL, 0, cause, 1))
 
-    async def end_work(self) -> None:
-        """As a guest, say that the work on files is done for which `BEGIN` was asked."""
-        await self._send(END, 0, (), ())
-
     def _see_off(self, name: int) -> None:
         if (on_left := self._guests.pop(name, None)) is not None:
             on_left()

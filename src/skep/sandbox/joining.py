@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skep.errors import Conflict, InvalidRequest, LimitReached, SandboxLost
-from skep.sandbox.agent import BEGIN, Agent, Report
+from skep.sandbox.agent import BEGIN, END, Agent, Report
 from skep.sandbox.bubblewrap import BubblewrapSandbox, rlimits
 from skep.sandbox.cgroups import Group
 from skep.sandbox.egress.policy import Policy
@@ -176,7 +176,7 @@ class GuestTree(Tree):
         """Say that work has ended whose beginning was announced, even if nobody waited for the answer."""
         with contextlib.suppress(SandboxLost):
             await begun
-            await self.agent.end_work()
+            await self.agent.ask(END)
 
 
 #: Ends of work on their way: the event loop itself holds tasks only weakly.

@@ -631,7 +631,7 @@ static int obey_first(const struct order *o, int *fds, int count) {
 static void obey_guest(struct controller *guest, const struct order *o) {
     switch (o->kind) {
     case BEGIN: guest->busy++; report(guest, (struct report){.kind = DONE, .id = o->id, .a = holds}, -1); break;
-    case END: guest->busy -= guest->busy > 0; break;
+    case END: guest->busy -= guest->busy > 0; answer(guest, o, 0); break;
     default: answer(guest, o, EPERM);
     }
 }
