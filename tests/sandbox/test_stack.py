@@ -217,3 +217,13 @@ async def test_a_swap_that_cannot_be_leaves_everything_as_it_was(tmp_path: Path,
 def test_the_work_folder_lies_beside_the_upper_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="in one folder"):
         Stack(str(tmp_path / "a" / "tree"), str(tmp_path / "b" / "work"))
+
+
+async def test_a_sandbox_is_occupied_while_something_runs_in_it(tmp_path: Path, layer: Path) -> None:
+    async with Sandbox.create(stack=stack(tmp_path / "top", layer)) as sandbox:
+        assert not await sandbox.occupied()
+        job = await sandbox.background("exec sleep 60")
+        assert await sandbox.occupied()
+        await job.kill()
+        await job.wait()
+        assert not await sandbox.occupied()

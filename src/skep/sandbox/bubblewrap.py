@@ -41,7 +41,7 @@ from skep.sandbox.rootfs import Plank, network_planks, system_planks
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.stack import Stack, lay, prepare
 from skep.sandbox.tree import Tree
-from skep.sandbox.watcher import Watcher
+from skep.sandbox.watcher import Watcher, has_processes
 
 _READY_S = 10.0
 _INSIDE_UID = 1000
@@ -155,6 +155,9 @@ class BubblewrapSandbox(Sandbox):
 
     async def alive(self) -> bool:
         return not self._agent.lost.is_set()
+
+    async def occupied(self) -> bool:
+        return self.guests > 0 or await self.files.examine(has_processes)
 
     async def gone(self) -> None:
         await self._agent.lost.wait()

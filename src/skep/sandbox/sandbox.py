@@ -292,6 +292,10 @@ class Sandbox(abc.ABC):
     async def kill_all(self) -> None:
         """End every process inside at once, daemons and fork bombs too. The sandbox itself goes on."""
 
+    async def occupied(self) -> bool:
+        """Say whether anything runs inside, or another process uses it."""
+        return any(job.running for job in self._jobs.values())
+
     async def set_policy(self, policy: Policy) -> None:
         """Change what a running sandbox may reach, if it was made with a network."""
         raise InvalidRequest(f"sandbox {self.id} was made without a network", hint="pass network= when creating it")

@@ -176,6 +176,12 @@ async def _census(folder: int) -> Usage:
     return await asyncio.to_thread(counted)
 
 
+def has_processes(root_fd: int) -> bool:
+    """Say whether any process but the agent is in the sandbox with this root."""
+    with _processes(root_fd) as (_, pids):
+        return bool(pids)
+
+
 def _files_in_memory(root_fd: int) -> int:
     return sum(_inodes(root_fd, folder) for folder in ("tmp", "cache", "dev/shm"))
 
