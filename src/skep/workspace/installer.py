@@ -103,9 +103,15 @@ class Installer:
 
     async def install_python(self, artifacts: Sequence[Artifact], into: str, *, flags: Sequence[str] = ()) -> None:
         """Install exactly these files; source is built, and runs its own code in this sandbox."""
-        if artifacts:
-            ended = await self._run([*self._install(into), *flags], input=requirements(tuple(artifacts)))
-            self._require(ended, [artifact.name for artifact in artifacts], "installing Python packages")
+        if not artifacts:
+            return
+        words, lines = [*self._install(into), *flags], requirements(tuple(artifacts))
+        # Wheels that were fetched are in the cache; asking the index again would only take time, or fail.
+        wheels = not any(artifact.needs_build for artifact in artifacts)
+        if wheels and (await self._run([*words, "--offline"], input=lines)).ok:
+            return
+        ended = await self._run(words, input=lines)
+        self._require(ended, [artifact.name for artifact in artifacts], "installing Python packages")
 
     async def make_venv(self, python: str) -> None:
         """Make an empty environment of Python in the workspace; it needs no network."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from skep.errors import TemplateInvalid
 from skep.sandbox.egress.network import Network
@@ -44,6 +45,8 @@ class PackageCache:
     """The shared cache of uv and npm, below `folder`."""
 
     folder: Path
+    #: None to find out whether this kernel has overlays.
+    layering: Literal["overlay", "none"] | None = None
 
     @property
     def store(self) -> Path:
@@ -54,9 +57,10 @@ class PackageCache:
 
         Where the kernel has no overlays there is none: packages are downloaded again.
         """
-        if await asyncio.to_thread(layering) == "none":
+        if (self.layering or await asyncio.to_thread(layering)) == "none":
             return ()
-        self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with explained(str(self.store)):
+            self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
         return (Mount(str(self.store), VIEW, "scratch"),)
 
     async def prune(self) -> None:
