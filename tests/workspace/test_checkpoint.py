@@ -103,7 +103,7 @@ async def test_many_checkpoints_are_merged_and_nothing_is_lost(workspaces: Works
         for number in range(MOST_LAYERS + 4):
             sandbox = await workspace.sandbox()
             ran = await sandbox.run(
-                f"echo {number} > f{number}; rm -rf f{number - 3} d; mkdir d; echo {number} > d/{number}; echo {number} > same"
+                f"n={number}; echo $n > f$n; rm -rf f{number - 3} d; mkdir d; echo $n > d/$n; echo $n > same"
             )
             assert ran.ok, ran.error_text
             hashes.append((await workspace.checkpoint(), await tree_hash(sandbox)))

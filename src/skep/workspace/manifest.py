@@ -167,7 +167,7 @@ def parse(text: bytes, *, where: str) -> Manifest:
     """Read a manifest from its text; what is cut short, altered or too new is `WorkspaceDamaged`."""
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(where, "is cut short or not JSON") from error
     if not isinstance(body, dict):
         raise damaged(where, "is not a manifest")

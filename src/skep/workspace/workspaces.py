@@ -104,7 +104,8 @@ class Workspaces:
         grounds = await self.grounds()
         snapshot = snapshot or await self._snapshots.ready(template, on_progress)
         copies = grounds.layering == "copy"
-        below = State(based=not copies, snapshot_version=snapshot.version)
+        # Where there can be no layers, a plain folder and the snapshot are put together by whoever first holds it.
+        below = State(based=not copies or condition == "plain", snapshot_version=snapshot.version)
         manifest = making.born(workspace_id, snapshot.template, below)
         places = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
         manifest = manifest.model_copy(update={"shown": places})
