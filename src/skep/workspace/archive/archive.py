@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skep.errors import ArchiveDamaged
+from skep.workspace.archive.catalogue import ARCHIVES, SNAPSHOTS, Catalogue, Version, archive_address, snapshot_address
 from skep.workspace.archive.chunks import PREFIX, Chunks
 from skep.workspace.archive.cipher import Cipher
 from skep.workspace.archive.index import Index, SnapshotName, Tree
@@ -26,7 +27,6 @@ from skep.workspace.archive.key import Key
 from skep.workspace.archive.remembered import Remembered
 from skep.workspace.archive.restore import Restoring
 from skep.workspace.archive.save import Saving
-from skep.workspace.archive.shelf import ARCHIVES, SNAPSHOTS, Shelf, Version, archive_address, snapshot_address
 from skep.workspace.archive.store import Store
 from skep.workspace.archive.turns import STALE_S, Turn, collecting, saving
 from skep.workspace.archive.watch import Progress, Watch, in_thread
@@ -88,7 +88,7 @@ class Archive:
         """`memory` is a folder of this machine for what is known of files from the last save of each workspace."""
         self._store = store
         self._cipher = Cipher(Key.of(key))
-        self._shelf = Shelf(store, self._cipher)
+        self._catalogue = Catalogue(store, self._cipher)
         self._memory = memory
 
     async def save(
@@ -131,7 +131,7 @@ class Archive:
         on_progress: Tell | None = None,
     ) -> tuple[SnapshotName, str | None]:
         """Write a snapshot's tree as a new folder; return its name and the text of the record that lay beside it."""
-        index = await in_thread(lambda _: self._shelf.read(snapshot_address(hash)))
+        index = await in_thread(lambda _: self._catalogue.read(snapshot_address(hash)))
         if index.snapshot is None:
             raise ArchiveDamaged(f"{snapshot_address(hash)} is not of a snapshot", hint="build the template anew")
         await in_thread(lambda watch: self._restore(watch, index.tree, into, owner), on_progress)
@@ -139,11 +139,13 @@ class Archive:
 
     async def list(self, name: str | None = None) -> list[Version]:
         """List the archives of one workspace or of all, by name and the oldest first."""
-        return await in_thread(lambda _: self._shelf.versions(name))
+        return await in_thread(lambda _: self._catalogue.versions(name))
 
     async def show(self, name: str, *, version: str | None = None) -> Index:
         """Return what an archive says about itself, the newest if none is named; NotFound if there is none."""
-        return await in_thread(lambda _: self._shelf.read(archive_address(name, version or self._shelf.newest(name))))
+        return await in_thread(
+            lambda _: self._catalogue.read(archive_address(name, version or self._catalogue.newest(name)))
+        )
 
     async def delete(self, name: str, *, version: str | None = None) -> Sequence[str]:
         """Remove one archive of a workspace, or all; their chunks go when they are collected."""
@@ -156,7 +158,7 @@ class Archive:
     def _save(
         self, watch: Watch, name: str, layers: Sequence[str], snapshot: SnapshotTree | None, meta: dict[str, Any]
     ) -> Saved:
-        version = self._shelf.following(name)
+        version = self._catalogue.following(name)
         with saving(self._store, watch.check) as turn:
             chunks = Chunks(self._store, self._cipher)
             chunks.survey()
@@ -171,7 +173,7 @@ class Archive:
 
     def _save_snapshot(self, watch: Watch, turn: Turn, chunks: Chunks, snapshot: SnapshotTree) -> None:
         address = snapshot_address(snapshot.hash)
-        if self._shelf.has(address):
+        if self._catalogue.has(address):
             return
         work = Saving(chunks, Remembered(None), watch, renew=turn.renew, lanes=self._store.lanes)
         tree = work.tree([str(snapshot.tree)], over=[])
@@ -194,16 +196,16 @@ class Archive:
         index = Index(name=name, version=version, saved_at=datetime.now(UTC), tree=tree, snapshot=below, meta=meta)
         turn.confirm()
         watch.check()
-        self._shelf.write(address, index)
+        self._catalogue.write(address, index)
 
     def _restore(self, watch: Watch, tree: Tree, into: Path, owner: tuple[int, int] | None) -> None:
         chunks = Chunks(self._store, self._cipher)
         Restoring(chunks, tree, watch, lanes=self._store.lanes).into(into, owner=owner)
 
     def _delete(self, name: str, version: str | None) -> Sequence[str]:
-        versions = [version] if version else [found.version for found in self._shelf.versions(name)]
+        versions = [version] if version else [found.version for found in self._catalogue.versions(name)]
         for each in versions:
-            self._shelf.remove(archive_address(name, each))
+            self._catalogue.remove(archive_address(name, each))
         return versions
 
     def _collect(self, watch: Watch) -> Collected:
@@ -224,15 +226,15 @@ class Archive:
         """Return the chunks that archives need, having removed the snapshots that none stands on."""
         needed: set[str] = set()
         used = set()
-        for _, index in self._shelf.all(ARCHIVES):
+        for _, index in self._catalogue.all(ARCHIVES):
             needed.update(index.tree.chunks, index.tree.rows)
             if index.snapshot is not None:
                 used.add(snapshot_address(index.snapshot.hash))
-        for address, index in list(self._shelf.all(SNAPSHOTS)):
+        for address, index in list(self._catalogue.all(SNAPSHOTS)):
             if address in used:
                 needed.update(index.tree.chunks, index.tree.rows)
             else:
-                self._shelf.remove(address)
+                self._catalogue.remove(address)
         return needed
 
     def _memory_of(self, name: str) -> Path | None:

@@ -29,7 +29,7 @@ class Version:
     saved_at: datetime
 
 
-class Shelf:
+class Catalogue:
     """Reads and writes indexes. Each is sealed for its own place, so one put in the place of another does not open."""
 
     def __init__(self, store: Store, cipher: Cipher) -> None:
