@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -15,15 +16,23 @@ from skep.app.computer import limits, log_event
 from skep.config import Paths, Settings
 from skep.config.secrets import StoreKeys
 from skep.errors import Conflict, NotFound, WorkspaceBusy
+from skep.sandbox.census import Census
 from skep.sandbox.claim import claim
 from skep.sandbox.egress.network import Network
 from skep.sandbox.egress.policy import Policy, parse_policy
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace import packages
+from skep.workspace import archiving, packages
+from skep.workspace.archive.archive import Archive, Restored, Saved
+from skep.workspace.archive.key import ensure_key
+from skep.workspace.archive.store import Credentials, open_store
+from skep.workspace.archive.watch import Progress
+from skep.workspace.archiving import Homecoming
+from skep.workspace.holding import Taken
 from skep.workspace.indexes import Indexes
 from skep.workspace.manifest import Manifest, Shown
+from skep.workspace.packages import Installed
 from skep.workspace.snapshots import Snapshots
 from skep.workspace.template import Resources, Template
 from skep.workspace.templates import Templates
@@ -31,6 +40,7 @@ from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 
 Tell = Callable[[str], None]
+TellProgress = Callable[[Progress], None]
 _MAKING_S = 60.0
 _PAUSE_S = 0.02
 #: An act such as a checkpoint holds a workspace for a moment.
@@ -91,7 +101,7 @@ class Apiary:
             limits=most,
             layering=None if wanted == "auto" else wanted,
             settle=[packages.settle],
-            acts=packages.acts(self.indexes, self.snapshots.cache),
+            acts={**packages.acts(self.indexes, self.snapshots.cache), "archive": self._archive_act},
         )
 
     def at(self, workspace_id: str) -> Furnished:
@@ -176,12 +186,84 @@ class Apiary:
                 await asyncio.sleep(_PAUSE_S)
             yield sandbox
 
+    async def install(
+        self, workspace_id: str, *, python: Sequence[str], node: Sequence[str], tell: Tell = _quiet
+    ) -> Installed:
+        """Install packages, here or in the process that holds the workspace."""
+        workspaces = self.at(workspace_id)
+        try:
+            async with workspaces.hold(workspace_id) as workspace:
+                return await packages.install(
+                    workspace,
+                    python=python,
+                    node=node,
+                    indexes=self.indexes,
+                    cache=self.snapshots.cache,
+                    on_progress=tell,
+                )
+        except Taken:
+            tell("the process that holds the workspace installs them")
+            done = await workspaces.act(workspace_id, "install", {"python": list(python), "node": list(node)})
+            return Installed(**done)
+
+    def archive(self) -> Archive:
+        """Open the store of archives, with the key that stays on this machine; it is made with the first use."""
+        url = self.settings.workspace.archive_url or str(self.home / "archives")
+        if self.keys.region and url.startswith("s3:") and "region=" not in url:
+            url += f"{'&' if '?' in url else '?'}region={self.keys.region}"
+        store = open_store(url, credentials=_credentials(self.keys))
+        return Archive(store, ensure_key(self.home / "keys" / "archive.key"), memory=self.home / "archived")
+
+    async def put_away(self, workspace_id: str, *, on_progress: TellProgress | None = None) -> Saved:
+        """Save a workspace to the store of archives, here or in the process that holds it."""
+        workspaces = self.at(workspace_id)
+        try:
+            async with workspaces.hold(workspace_id) as workspace:
+                return await archiving.save(workspace, self.archive(), on_progress=on_progress)
+        except Taken:
+            return Saved(**await workspaces.act(workspace_id, "archive"))
+
+    async def _archive_act(self, workspace: Workspace, _: Mapping[str, Any]) -> dict[str, Any]:
+        return asdict(await archiving.save(workspace, self.archive()))
+
+    async def bring_back(
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        workspace_id: str | None = None,
+        shown: Sequence[Mount] = (),
+        on_progress: TellProgress | None = None,
+    ) -> tuple[Manifest, Restored]:
+        """Make a workspace of an archive; see `Homecoming.restore`."""
+        homecoming = Homecoming(self.archive(), self.workspaces, self.snapshots, on_progress)
+        return await homecoming.restore(name, version=version, workspace_id=workspace_id, shown=shown)
+
+    async def destroy(
+        self, workspace_id: str, *, archived: bool, on_progress: TellProgress | None = None
+    ) -> Saved | None:
+        """Do away with a workspace that nobody holds; `archived`, not before it has been put away."""
+        saved: list[Saved] = []
+
+        async def save(workspace: Workspace) -> None:
+            saved.append(await archiving.save(workspace, self.archive(), on_progress=on_progress))
+
+        await self.workspaces.destroy(workspace_id, archive=save if archived else None)
+        return saved[0] if saved else None
+
+    def weigh(self, manifest: Manifest) -> int:
+        """Say how many bytes a workspace takes beyond its snapshot."""
+        trees = self.workspaces.trees
+        fd = os.open(trees.tree(manifest.upper), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return trees.weigh(manifest.sealed()).size + Census.take(fd).size
+        finally:
+            os.close(fd)
+
     def _outfit(self, manifest: Manifest, template: Template) -> Outfit:
         environment = {"SHELL": f"/bin/{template.system.shell}"}
         if template.system.editor:
             environment["EDITOR"] = template.system.editor
-        if manifest.snapshot_version is not None:
-            environment |= self.snapshots.get(manifest.template, manifest.snapshot_version).environment
         return Outfit(self.network(template), environment, tuple(self._places(manifest.id, template)))
 
     def network(self, template: Template, allow: Sequence[str] = ()) -> Network | None:
@@ -220,6 +302,12 @@ def _settled(workspace_id: str) -> WorkspaceBusy:
         f"workspace {workspace_id} is in use, and what it reaches and shows is settled until that ends",
         hint="wait until the other command has ended, or leave out --allow and --ticket",
     )
+
+
+def _credentials(keys: StoreKeys) -> Credentials | None:
+    if keys.access_key_id is None or keys.secret_access_key is None:
+        return None
+    return Credentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
 
 def with_resources(most: Limits, wanted: Resources) -> Limits:

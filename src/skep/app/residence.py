@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skep.app.apiary import Apiary
 from skep.app.household import Household
 from skep.app.program import Program
-from skep.errors import NotFound
+from skep.errors import Conflict, NotFound
 from skep.state.events import Event
 from skep.state.hives import Hive
 from skep.state.names import is_hive_id
@@ -53,3 +54,11 @@ async def record(program: Program, residence: Residence, event: Event, *, actor:
     """Write down what was done to a workspace, in the log of the hive whose it is."""
     if (hive := residence.hive) is not None:
         await program.log.append(event, hive_id=hive.id, account_id=hive.account_id, actor=actor)
+
+
+async def keep_apart(program: Program, ids: Sequence[str], account_id: str) -> None:
+    """Refuse ids for workspaces that a person would take for hives."""
+    names = {hive.name for hive in await program.hives.list(account_id=account_id)}
+    for one in ids:
+        if one in names or is_hive_id(one):
+            raise Conflict(f"{one} is a hive, which has a workspace of its own", hint="choose another id")

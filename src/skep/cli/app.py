@@ -6,7 +6,24 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import account, config, demo, doctor, events, files, hive, python, rollout, sandbox, snapshot, state
+from skep.cli import (
+    account,
+    archive,
+    config,
+    demo,
+    doctor,
+    events,
+    files,
+    history,
+    hive,
+    python,
+    rollout,
+    sandbox,
+    snapshot,
+    state,
+    upkeep,
+    workspace,
+)
 from skep.cli.terminal import examples
 
 app = typer.Typer(
@@ -17,6 +34,7 @@ app = typer.Typer(
         "skep demo  # see it work, in a throwaway folder",
         "skep doctor  # check this machine",
         "skep hive create garden  # make a hive",
+        "skep exec --hive garden -- ls -la  # run a command in its workspace",
         "skep events tail garden  # watch what happens in it",
         "skep --install-completion  # complete commands with the tab key",
     ),
@@ -54,6 +72,9 @@ app.command("exec", epilog=sandbox.EXEC_EPILOG)(sandbox.exec_)
 app.command(epilog=sandbox.SHELL_EPILOG)(sandbox.shell)
 app.command(epilog=python.EPILOG)(python.python)
 app.add_typer(files.app, name="files")
+app.add_typer(workspace.app, name="workspace")
+for more in (history, upkeep, archive):
+    workspace.app.registered_commands += more.app.registered_commands
 app.add_typer(hive.app, name="hive")
 app.add_typer(account.app, name="account")
 app.add_typer(snapshot.app, name="template")

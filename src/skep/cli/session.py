@@ -193,17 +193,21 @@ class Desk:
 
         await record(self.program, self.residence, event, actor=actor())
 
+    def shown(self) -> Sequence[Mount]:
+        """Return the folders that the hive's workspace shows, made if they are missing; nobody's shows none."""
+        from skep.app.residence import household
+
+        if self.residence.hive is None:
+            return ()
+        home = household(self.program, self.residence.hive)
+        home.settle()
+        return home.mounts()
+
     async def settle(self, *, template: str | None = None) -> bool:
         """Make the workspace unless it is there; say whether it was made."""
-        from skep.app.residence import household
         from skep.state.events import WorkspaceCreated
 
-        shown: Sequence[Mount] = ()
-        if self.residence.hive is not None:
-            home = household(self.program, self.residence.hive)
-            home.settle()
-            shown = home.mounts()
-        made = await self.apiary.settle(self.id, shown, template=template, tell=tell)
+        made = await self.apiary.settle(self.id, self.shown(), template=template, tell=tell)
         if made is not None:
             await self.record(WorkspaceCreated(template=made.template, snapshot=made.snapshot_version))
         return made is not None
