@@ -47,6 +47,19 @@ class Ledger:
         self._controller = controller
         self.now = now
 
+    @property
+    def host(self) -> str:
+        return self._controller.identity.host
+
+    @property
+    def holder(self) -> str:
+        return str(self._controller.identity)
+
+    async def is_orphan(self, session: Session) -> bool:
+        """Say whether the controller of a session is gone."""
+        async with self._database.read() as connection:
+            return session.controller != self._controller.name and await self._is_free(connection, session)
+
     async def find(self, session_id: str) -> Session | None:
         async with self._database.read() as connection:
             row = (await connection.execute(select(sessions).where(sessions.c.id == session_id))).one_or_none()
@@ -124,6 +137,10 @@ class Ledger:
     async def record(self, session: Session, event: Event) -> None:
         """Record something else that happened to a claimed session."""
         await self._append(session, event, partial(self._write, session, session))
+
+    async def remark(self, session: Session, event: Event) -> None:
+        """Record something about a session that this controller need not have."""
+        await self._log.append(event, hive_id=session.hive_id, account_id=session.account_id, actor=ACTOR)
 
     async def _append(self, session: Session, event: Event, write: Alongside) -> None:
         await self._log.append(

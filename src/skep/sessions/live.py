@@ -1,0 +1,88 @@
+"""A session's computer in this process: its sandbox, and whether somebody works in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from datetime import datetime
+
+from skep.errors import SkepError
+from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.shell import Shell
+from skep.sessions.computers import Held
+from skep.sessions.session import Session
+
+#: A computer that answered so recently is not asked again.
+_FRESH_S = 5.0
+#: How long the sandbox has to run a command that does nothing.
+PING_S = 2.0
+
+
+class Live:
+    """One running computer. `held` is None when another process runs it and this one has joined."""
+
+    def __init__(
+        self, session: Session, sandbox: Sandbox, held: Held | None, ending: AsyncExitStack, now: Callable[[], datetime]
+    ) -> None:
+        self.session = session
+        self.sandbox = sandbox
+        self._held = held
+        self._ending = ending
+        self._now = now
+        self._uses = 0
+        self._answered = time.monotonic()
+        self.used_at = now()
+        #: The shells that were opened in it, by name.
+        self.shells: dict[str, Shell] = {}
+
+    @property
+    def joined(self) -> bool:
+        return self._held is None
+
+    @contextmanager
+    def used(self) -> Iterator[Sandbox]:
+        """Count as busy for as long as the block runs."""
+        self._uses += 1
+        try:
+            yield self.sandbox
+        finally:
+            self._uses -= 1
+            self.used_at = self._now()
+
+    async def busy(self) -> bool:
+        """Say whether a call, a stream or a process is under way; what is busy was in use just now."""
+        busy = self._uses > 0 or await self.sandbox.occupied()
+        if busy:
+            self.used_at = self._now()
+        return busy
+
+    async def healthy(self) -> bool:
+        """Say whether the computer answers."""
+        if not await self.sandbox.alive():
+            return False
+        if time.monotonic() - self._answered < _FRESH_S:
+            return True
+        return await self.answers()
+
+    async def answers(self) -> bool:
+        """Run a command that does nothing, and say whether it ended in time."""
+        try:
+            async with asyncio.timeout(PING_S):
+                done = await self.sandbox.run(["/bin/true"])
+        except (TimeoutError, SkepError):
+            return False
+        self._answered = time.monotonic()
+        return done.ok
+
+    async def restart(self) -> None:
+        """End the sandbox and start another over the same workspace."""
+        if self._held is not None:
+            await self._held.stop()
+            self.sandbox = await self._held.sandbox()
+            self.shells.clear()
+
+    async def end(self) -> None:
+        """End the computer, or leave it if it is another's; the workspace stays."""
+        await self._ending.aclose()

@@ -1,0 +1,221 @@
+"""Bring the computer of a session up: claim it, look what is there, and take the one step that helps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from skep.errors import (
+    DatabaseBusy,
+    LeaseLost,
+    NotFound,
+    SandboxLost,
+    SkepError,
+    StoreUnavailable,
+    Unavailable,
+    WorkspaceBusy,
+    WorkspaceDamaged,
+)
+from skep.sandbox.sandbox import Sandbox
+from skep.sessions.computers import Computers, Held
+from skep.sessions.diagnosis import REASONS, Sight, Step, choose
+from skep.sessions.ledger import Ledger
+from skep.sessions.live import Live
+from skep.sessions.session import Session, Status
+from skep.state.events import WorkspaceRepaired
+
+T = TypeVar("T")
+
+
+#: Unavailable for other reasons than that no sandbox can be had.
+_OTHERWISE = (DatabaseBusy, LeaseLost, StoreUnavailable)
+#: Says whether to go on trying although no sandbox can be had.
+Persist = Callable[[Unavailable], Awaitable[bool]]
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a computer is waited for in all, and how often it is looked at meanwhile."""
+
+    limit_s: float = 60.0
+    look_s: float = 0.2
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = _loop_time
+
+
+class Recovery:
+    """Brings computers up for one controller."""
+
+    def __init__(self, ledger: Ledger, computers: Computers, pace: Pace) -> None:
+        self._ledger = ledger
+        self._computers = computers
+        self._pace = pace
+
+    async def bring_up(self, wanted: Session, *, may_recreate: bool, persist: Persist) -> Live:
+        """Return the running computer of a session: one of this process's own, or that of another one, joined.
+
+        `persist` is asked, whenever no sandbox can be had, whether to go on trying. What fails leaves the session in
+        `error`, with the reason, and free for whoever tries next.
+        """
+        claimed = await self.claim(wanted)
+        if isinstance(claimed, Live):
+            return claimed
+        session = claimed
+        try:
+            session = await self._prepare(session, may_recreate=may_recreate)
+            live = await self._start(session, persist)
+        except SkepError as error:
+            await self.give_up(session, error)
+            raise
+        return live
+
+    async def claim(self, wanted: Session, *, join: bool = True) -> Session | Live:
+        """Take a session for this controller, or join the one that has it; wait for one that is just taking it."""
+        deadline = self._pace.clock() + self._pace.limit_s
+        while True:
+            session = await self._ledger.claim(wanted, reason=REASONS["make"])
+            if session is not None:
+                return session
+            there = await self._ledger.get(wanted.id)
+            here = there.status == "active" and there.host == self._ledger.host
+            if join and here and (live := await self._joined(there)) is not None:
+                return live
+            if self._pace.clock() >= deadline:
+                raise Unavailable(
+                    f"the session of {there.key} is run by another process, on {there.host}: {there.controller}",
+                    hint="ask that host, or try again when it has let the session go",
+                )
+            await self._pace.pause(self._pace.look_s / 4)
+
+    async def _joined(self, session: Session) -> Live | None:
+        ending = AsyncExitStack()
+        try:
+            sandbox = await ending.enter_async_context(self._computers.join(session))
+        except (Unavailable, NotFound, WorkspaceBusy):
+            await ending.aclose()
+            return None  # it has gone, or let it go, this very moment
+        return Live(session, sandbox, None, ending, self._ledger.now)
+
+    async def _prepare(self, session: Session, *, may_recreate: bool) -> Session:
+        """Take the step after which there is a workspace to start a sandbox over."""
+        if session.status == "destroyed":
+            await self._computers.destroy(session)  # whoever deleted it may not have come to the end
+        sight = Sight(
+            session.status,
+            await self._computers.condition(session),
+            has_run=session.generation > 0,
+            archived=session.archive is not None,
+            may_recreate=may_recreate,
+        )
+        step = choose(sight)
+        if step == "refuse":
+            raise _missing(session)
+        going: Status = "creating" if step == "make" else "resuming"
+        if session.status != going or session.status == "resuming":
+            session = await self._ledger.change(session, going, reason=self._reason(step, sight))
+        return await self._take(step, session)
+
+    def _reason(self, step: Step, sight: Sight) -> str:
+        if step == "make" and sight.has_run and sight.status != "destroyed":
+            return "its workspace was missing, and may be made anew"
+        return REASONS[step]
+
+    async def _take(self, step: Step, session: Session) -> Session:
+        match step:
+            case "make":
+                await self._computers.make(session)
+            case "unarchive":
+                await self._computers.unarchive(session, session.archive or "")
+                now = self._ledger.now()
+                return await self._ledger.note(session, unarchived_at=now, warned_at=None, host=self._ledger.host)
+            case "mend":
+                mended = await self._computers.mend(session)
+                await self._ledger.record(session, WorkspaceRepaired(done=mended.done, left=mended.lost))
+                if await self._computers.condition(session) != "ready":
+                    raise WorkspaceDamaged(
+                        f"the workspace of {session.key} is damaged, and could not be repaired",
+                        hint=f"skep workspace health {session.id} says what is wrong with it",
+                    )
+        return session
+
+    async def _start(self, session: Session, persist: Persist) -> Live:
+        ending = AsyncExitStack()
+        try:
+            held = await self._patiently(lambda: ending.enter_async_context(self._computers.hold(session)))
+            live = Live(session, await self._sandbox(held, persist), held, ending, self._ledger.now)
+            await self.until_healthy(live)
+            now = self._ledger.now()
+            live.session = await self._ledger.change(
+                session,
+                "active",
+                reason="its computer answers",
+                generation=session.generation + 1,
+                host=self._ledger.host,
+                active_at=now,
+                healthy_at=now,
+                resume_fail_count=0,
+                last_error=None,
+            )
+        except BaseException:
+            await ending.aclose()
+            raise
+        return live
+
+    async def _sandbox(self, held: Held, persist: Persist) -> Sandbox:
+        while True:
+            try:
+                return await held.sandbox()
+            except _OTHERWISE:
+                raise
+            except Unavailable as error:
+                if not await persist(error):
+                    raise
+            await self._pace.pause(self._pace.look_s)
+
+    async def _patiently(self, take: Callable[[], Awaitable[T]]) -> T:
+        """Wait for another process that has the workspace for a moment, or is about to end."""
+        deadline = self._pace.clock() + self._pace.limit_s
+        while True:
+            try:
+                return await take()
+            except WorkspaceBusy:
+                if self._pace.clock() >= deadline:
+                    raise
+            await self._pace.pause(self._pace.look_s)
+
+    async def until_healthy(self, live: Live) -> None:
+        """Wait until the computer answers, looking again and again; one that stays silent is restarted once."""
+        deadline = self._pace.clock() + self._pace.limit_s
+        restarted = False
+        while not await live.answers():
+            if self._pace.clock() >= deadline:
+                raise SandboxLost(
+                    f"the computer of {live.session.key} does not answer", hint="its files are safe; try again"
+                )
+            if not restarted or not await live.sandbox.alive():
+                restarted = True
+                await live.restart()
+            await self._pace.pause(self._pace.look_s)
+
+    async def give_up(self, session: Session, error: SkepError) -> None:
+        """Put a failure on record and let the session go, so that another may try."""
+        count = session.resume_fail_count + 1
+        session = await self._ledger.change(
+            session, "error", reason=error.message, last_error=error.message, resume_fail_count=count
+        )
+        await self._ledger.release(session)
+
+
+def _missing(session: Session) -> WorkspaceDamaged:
+    return WorkspaceDamaged(
+        f"the workspace of {session.key} is missing from {session.host or 'its host'}",
+        hint="bring it back to its place or restore it from a backup of the home folder; only if it is lost for good: "
+        f"skep session resolve {session.id} --recreate",
+    )

@@ -1,0 +1,171 @@
+"""Find the computer of a conversation again, whatever happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
+
+from skep.errors import Denied, LeaseLost, SandboxLost, Unavailable
+from skep.sessions.computer import Computer
+from skep.sessions.computers import Computers
+from skep.sessions.key import check_key, hive_key, session_id
+from skep.sessions.ledger import Ledger
+from skep.sessions.live import Live
+from skep.sessions.outages import TRY_AGAIN, Outages
+from skep.sessions.recovery import Pace, Recovery
+from skep.sessions.session import Session
+from skep.state.events import AccessDenied, RoomReplaced
+from skep.state.hives import Hive
+
+T = TypeVar("T")
+
+#: How long the use of a session may be behind on record.
+_NOTE_USE = timedelta(seconds=30)
+
+
+class Sessions:
+    """The sessions that this process runs, and the way to all others."""
+
+    def __init__(self, ledger: Ledger, computers: Computers, outages: Outages, *, pace: Pace | None = None) -> None:
+        self.ledger = ledger
+        self.computers = computers
+        self._outages = outages
+        self.recovery = Recovery(ledger, computers, pace or Pace())
+        self._live: dict[str, Live] = {}
+        #: When a sandbox was last tried for a hive that has to do without.
+        self._tried: dict[str, datetime] = {}
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def resolve(self, hive: Hive, thread: str, *, account_id: str, recreate: bool = False) -> Computer:
+        """Return the computer of a thread, up and answering, and always the one that it had before.
+
+        A workspace that is missing is not made anew, unless `recreate` or the hive's upkeep says that it may be.
+        When no sandbox can be had for a minute, the computer that is returned has none, and says so.
+        """
+        wanted = self.wanted(hive, thread)
+        await self._require(account_id, wanted, "resolve")
+        async with self.turn(wanted.id):
+            live = self._live.get(wanted.id)
+            if live is None or not await self._still_good(live):
+                await self._drop(wanted.id)
+                live, down = await self._bring_up(hive, wanted, recreate=recreate)
+                if live is None:
+                    return self._computer(None, wanted, account_id, down=down)
+                self._live[wanted.id] = live
+            return self._computer(live, live.session, account_id)
+
+    async def attempt(self, hive: Hive, thread: str, work: Callable[[Computer], Awaitable[T]], *, account_id: str) -> T:
+        """Do work on the computer of a thread, and once more if the computer was lost and could be brought back."""
+        computer = await self.resolve(hive, thread, account_id=account_id)
+        try:
+            return await work(computer)
+        except SandboxLost:
+            computer = await self.resolve(hive, thread, account_id=account_id)
+        return await work(computer)
+
+    def wanted(self, hive: Hive, thread: str) -> Session:
+        """Return what the session of a thread is like before it is on record."""
+        key = check_key(thread) if hive.upkeep.threads == "thread" else hive_key(hive.id)
+        now = self.ledger.now()
+        found = session_id(hive.account_id, hive.id, key)
+        return Session(found, hive.account_id, hive.id, key, "creating", now, now, now)
+
+    def turn(self, session_id: str) -> asyncio.Lock:
+        """Return the lock under which this process changes anything about a session."""
+        return self._turns.setdefault(session_id, asyncio.Lock())
+
+    def live(self, session_id: str) -> Live | None:
+        """Return the computer of a session if it runs in this process."""
+        return self._live.get(session_id)
+
+    def forget(self, session_id: str) -> Live | None:
+        return self._live.pop(session_id, None)
+
+    def running(self) -> tuple[Live, ...]:
+        return tuple(self._live.values())
+
+    async def _still_good(self, live: Live) -> bool:
+        """Say whether a computer of this process answers, and is still this process's to use."""
+        row = await self.ledger.find(live.session.id)
+        if row is None or (row.token, row.account_id) != (live.session.token, live.session.account_id):
+            return False
+        if not live.joined and row.status not in ("active", "paused"):
+            return False
+        if row.status == "paused":
+            await live.sandbox.resume()
+            live.session = await self.ledger.change(live.session, "active", reason="it is used again")
+        if not await live.healthy():
+            return False
+        if not live.joined and self.ledger.now() - row.active_at > _NOTE_USE:
+            live.session = await self.ledger.note(live.session, active_at=self.ledger.now())
+        return True
+
+    async def _drop(self, session_id: str) -> None:
+        """End what this process has of a session, before it is brought up again."""
+        if (live := self.forget(session_id)) is not None:
+            await live.end()
+
+    async def _bring_up(self, hive: Hive, wanted: Session, *, recreate: bool) -> tuple[Live | None, str]:
+        """Bring a computer up; while none can be had try again for a minute, and then go on without."""
+        outage = await self._outages.of(hive)
+        now = self.ledger.now()
+        if outage is not None and outage.flipped_at and now - self._tried.get(hive.id, outage.flipped_at) < TRY_AGAIN:
+            return None, outage.last_error
+        self._tried[hive.id] = now
+
+        async def persist(error: Unavailable) -> bool:
+            nonlocal outage
+            outage = await self._outages.failed(hive, error)
+            return outage.flipped_at is None
+
+        may_recreate = recreate or hive.upkeep.recreate_missing
+        try:
+            live = await self.recovery.bring_up(wanted, may_recreate=may_recreate, persist=persist)
+        except Unavailable as error:
+            if outage is None or outage.flipped_at is None:
+                raise
+            return None, error.message
+        if outage is not None:
+            await self._outages.over(hive)
+        return live, ""
+
+    async def _require(self, account_id: str, session: Session, act: str) -> None:
+        """Refuse whoever is not of the session's account, and put it on record."""
+        if account_id == session.account_id:
+            return
+        event = AccessDenied(session=session.id, asked_by=account_id[:128], act=act)
+        await self.ledger.remark(session, event)
+        raise Denied(
+            f"the session of {session.key} belongs to another account", hint="use one of your own account's hives"
+        )
+
+    def _computer(self, live: Live | None, session: Session, account_id: str, *, down: str | None = None) -> Computer:
+        check = partial(self._require, account_id, session)
+        return Computer(live, check, partial(self._open_room, session.id), down=down)
+
+    async def _open_room(self, session_id: str, room: str) -> bool:
+        """Take note of a shell or a context that is opened; say whether it is a replacement."""
+        live = self._live[session_id]
+        session = live.session
+        replaced = room in session.rooms
+        if live.joined:
+            return replaced
+        live.session = await self.ledger.note(session, rooms={**session.rooms, room: session.generation})
+        if replaced:
+            kind, _, name = room.partition(":")
+            event = RoomReplaced(session=session.id, kind="shell" if kind == "shell" else "context", name=name)
+            await self.ledger.record(live.session, event)
+        return replaced
+
+    async def close(self) -> None:
+        """End every computer of this process; the workspaces stay, and their sessions can be resolved elsewhere."""
+        from skep.sessions.putting_away import stop
+
+        for live in self.running():
+            with contextlib.suppress(LeaseLost):
+                await stop(self, live.session.id, reason="its controller ends")
