@@ -62,9 +62,7 @@ def archive(
         print_json(asdict(saved))
         return
     print_line(f"archived {workspace} as {saved.version}")
-    print_line(
-        f"{saved.files:,} files of {spell_size(saved.size_bytes)}, of which {spell_size(saved.stored_bytes)} had to be stored"
-    )
+    print_line(f"{saved.files:,} files, {spell_size(saved.size_bytes)}; newly stored: {spell_size(saved.stored_bytes)}")
     if saved.left_out:
         print_line(f"{saved.left_out} devices were left out")
     print_line(f"bring it back with: skep workspace restore {workspace}")
@@ -130,6 +128,5 @@ def restore(
         print_json({**made.model_dump(mode="json"), "archive": restored.version})
         return
     print_line(f"restored workspace {made.id} from {restored.version}, saved {restored.saved_at:%Y-%m-%d %H:%M} UTC")
-    print_line(
-        f"{restored.files:,} files of {spell_size(restored.size_bytes)}; next: skep exec --hive {as_ or workspace} -- ls"
-    )
+    print_line(f"{restored.files:,} files, {spell_size(restored.size_bytes)}")
+    print_line(f"next: skep exec --hive {as_ or workspace} -- ls")

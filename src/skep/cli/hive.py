@@ -149,17 +149,20 @@ def set_(
 def delete(
     hive: HiveReference, account: Account = DEFAULT_ACCOUNT, yes: Confirmed = False, as_json: AsJson = False
 ) -> None:
-    """Delete a hive. Its events stay, and can be read by its id."""
+    """Delete a hive. Its events and its workspace stay, and can be reached by its id."""
     confirm(f"delete the hive {hive[:60]!a}?", confirmed=yes)
 
-    async def work(program: Program) -> Hive:
-        return await program.hives.delete(hive, account_id=account, actor=actor())
+    async def work(program: Program) -> tuple[Hive, bool]:
+        gone = await program.hives.delete(hive, account_id=account, actor=actor())
+        return gone, (program.paths.home / "workspaces" / gone.id).exists()
 
-    gone = with_program(work)
+    gone, has_workspace = with_program(work)
     if as_json:
         print_json(_as_json(gone))
-    else:
-        print_line(f"deleted hive {gone.name}; its events stay: skep events list {gone.id}")
+        return
+    print_line(f"deleted hive {gone.name}; its events stay: skep events list {gone.id}")
+    if has_workspace:
+        print_line(f"its workspace stays too, until: skep workspace destroy {gone.id}")
 
 
 def _parse_change(change: str) -> tuple[str, bool | int | str]:
