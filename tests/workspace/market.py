@@ -257,12 +257,18 @@ class _Stall(_Handler):
         return {**manifest, **scripted, "dist": {"tarball": address, "integrity": integrity}}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that were killed."""
+
+
 @contextmanager
 def running_market() -> Iterator[Market]:
     """Run the index on loopback, without certificates: it is asked over plain HTTP."""
     market = Market(0, 0, python=dict(python_goods()), node=dict(node_goods()))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Stall,), {"mirror": market}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Stall,), {"mirror": market}))
     market.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

@@ -32,6 +32,8 @@ _SETTLED = {
 }
 #: Where what is needed only now is put: in memory, and gone with the sandbox.
 _DESK = "/cache/skep"
+#: What uv says of a package that it would have to ask the index for.
+_NOT_CACHED = "network was disabled"
 #: How uv ends when the requirements cannot be met, as opposed to when it could not find out.
 _UNSOLVED = 1
 
@@ -108,9 +110,10 @@ class Installer:
         words, lines = [*self._install(into), *flags], requirements(tuple(artifacts))
         # Wheels that were fetched are in the cache; asking the index again would only take time, or fail.
         wheels = not any(artifact.needs_build for artifact in artifacts)
-        if wheels and (await self._run([*words, "--offline"], input=lines)).ok:
-            return
-        ended = await self._run(words, input=lines)
+        ended = await self._run([*words, *(["--offline"] if wheels else [])], input=lines)
+        if _NOT_CACHED in ended.error_text:
+            # Only then: after any other failure a package may lie there half installed, and would pass for whole.
+            ended = await self._run([*words, "--reinstall"], input=lines)
         self._require(ended, [artifact.name for artifact in artifacts], "installing Python packages")
 
     async def make_venv(self, python: str) -> None:

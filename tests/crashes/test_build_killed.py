@@ -1,0 +1,200 @@
+"""A build that is killed with -9 at any moment leaves the old version or the new one, and nothing else for long."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.workspace.market import HOST, Market, running_market, source
+from tests.workspace.workbench import contents, need_node, opened, shelf_names, template
+
+from skep.workspace.snapshot import Snapshot
+from skep.workspace.snapshots import Snapshots
+
+PROGRAM = Path(__file__).with_name("build_controller.py")
+DEADLINE_S = 60.0
+GONE_S = 5.0
+#: Where a build stops for us to kill it, and whether the new version is there by then.
+STEPS = {
+    "choosing versions": False,
+    "fetching packages": False,
+    "Python packages": False,
+    "Node packages": False,
+    "writing it to the disk": False,
+    "naming it": False,
+    "the latest": True,
+}
+
+
+@pytest.fixture
+def market() -> Iterator[Market]:
+    with running_market() as running:
+        slow = "open('/workspace/started', 'w').close(); import time; time.sleep(1000)"
+        running.python["slow"] = {"slow-1.0.tar.gz": source("slow", "1.0", slow)}
+        yield running
+
+
+@contextmanager
+def building(home: Path, market: Market, step: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    words = [market.python_index, market.node_registry, f"{HOST}={market.upstreams[HOST]}", "garden"]
+    command = [sys.executable, str(PROGRAM), str(home), *words, *([step] if step else [])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not told: {''.join(seen)}")
+
+
+def eventually(holds: Callable[[], bool], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def mounts() -> set[str]:
+    return set(Path("/proc/self/mounts").read_text().splitlines())
+
+
+def drafts(home: Path) -> list[Path]:
+    return [path for path in (home / "snapshots/garden").iterdir() if path.name.startswith(".")]
+
+
+def anyone_below(folder: Path) -> bool:
+    """Say whether some process still has a folder of the build as its root, its place or open."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder) in (process / "mountinfo").read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+async def first_version(home: Path, market: Market) -> tuple[Snapshots, Snapshot]:
+    template(home, "garden", python={"dependencies": ["tinypkg"]})
+    snapshots = opened(home, market)
+    return snapshots, await snapshots.build("garden")
+
+
+async def settled(home: Path, market: Market, before: Snapshot, kept: dict[str, bytes], *, new: bool) -> None:
+    """Check what the next start finds, and that the next build finishes the job and sweeps."""
+    snapshots = opened(home, market)
+    found = snapshots.versions("garden")
+    assert found[0] == before
+    assert len(found) == 1 + new
+    assert snapshots.latest("garden") == before
+    assert contents(before.folder) == kept
+    after = await snapshots.build("garden")
+    assert snapshots.latest("garden") == after
+    assert after.version.startswith("v0002-")
+    assert shelf_names(home, "garden") == {before.version, after.version, "latest"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_build_killed_at_the_beginning_of_a_step(step: str, market: Market, tmp_path: Path) -> None:
+    need_node()
+    _, before = await first_version(tmp_path, market)
+    kept, mounted = contents(before.folder), mounts()
+    template(tmp_path, "garden", python={"dependencies": ["pear", "sourced"]}, nodejs={"dependencies": ["scripted"]})
+    with building(tmp_path, market, step) as process:
+        read_until(process, step)
+        process.kill()
+    assert eventually(lambda: not anyone_below(tmp_path / "snapshots"), GONE_S)
+    assert mounts() == mounted
+    await settled(tmp_path, market, before, kept, new=STEPS[step])
+
+
+async def test_a_build_killed_while_a_file_is_downloaded(market: Market, tmp_path: Path) -> None:
+    _, before = await first_version(tmp_path, market)
+    kept = contents(before.folder)
+    template(tmp_path, "garden", python={"dependencies": ["heavy", "pear"]})
+    market.held = "/files/heavy"
+    with building(tmp_path, market) as process:
+        assert market.waiting.wait(DEADLINE_S)
+        process.kill()
+    market.held = ""
+    market.gate.set()
+    await settled(tmp_path, market, before, kept, new=False)
+    await opened(tmp_path, market).cache.prune()
+    assert not list((tmp_path / "packages/cache/uv").glob(".tmp*"))
+
+
+async def test_a_build_killed_while_a_package_builds_itself(market: Market, tmp_path: Path) -> None:
+    _, before = await first_version(tmp_path, market)
+    kept = contents(before.folder)
+    template(tmp_path, "garden", python={"dependencies": ["slow"]})
+    with building(tmp_path, market) as process:
+        started = lambda: any((draft / "tree/started").exists() for draft in drafts(tmp_path))  # noqa: E731
+        assert eventually(started, DEADLINE_S)
+        process.kill()
+    assert eventually(lambda: not anyone_below(tmp_path / "snapshots"), GONE_S)
+    market.python["slow"] = {"slow-1.0.tar.gz": source("slow", "1.0", "pass")}
+    await settled(tmp_path, market, before, kept, new=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_build_killed_at_any_moment(seed: int, market: Market, tmp_path: Path) -> None:
+    """The moment is drawn anew for each seed, over as long as a whole build takes; all of it must hold anywhere."""
+    _, before = await first_version(tmp_path, market)
+    kept = contents(before.folder)
+    template(tmp_path, "garden", python={"dependencies": ["heavy", "pear", "chestnut"]})
+    with building(tmp_path, market) as process:
+        read_until(process, "choosing versions")
+        began = time.monotonic()
+        moment = random.Random(seed).uniform(0, 2.0)
+        eventually(lambda: process.poll() is not None or time.monotonic() - began > moment, DEADLINE_S)
+        process.kill()
+    snapshots = opened(tmp_path, market)
+    latest = snapshots.latest("garden")
+    assert latest in snapshots.versions("garden")
+    assert contents(before.folder) == kept
+    after = await snapshots.build("garden")
+    assert (after.tree / ".venv").is_dir()
+    assert shelf_names(tmp_path, "garden") == {before.version, after.version, "latest"}
+
+
+async def test_what_a_killed_build_left_is_also_swept_by_collecting(market: Market, tmp_path: Path) -> None:
+    snapshots, before = await first_version(tmp_path, market)
+    template(tmp_path, "garden", python={"dependencies": ["pear"]})
+    with building(tmp_path, market, "writing it") as process:
+        read_until(process, "writing it")
+        left = drafts(tmp_path)
+        assert left
+        assert snapshots.collect(set()) == []
+        assert drafts(tmp_path) == left, "somebody is still building there"
+        process.kill()
+        process.wait()
+    assert eventually(lambda: not anyone_below(tmp_path / "snapshots"), GONE_S)
+    assert snapshots.collect(set()) == []
+    assert shelf_names(tmp_path, "garden") == {before.version, "latest"}
+
+
+async def test_a_first_build_that_was_killed_before_the_end_is_taken_up(market: Market, tmp_path: Path) -> None:
+    template(tmp_path, "garden", python={"dependencies": ["pear"]})
+    with building(tmp_path, market, "the latest") as process:
+        read_until(process, "the latest")
+        process.kill()
+    told: list[str] = []
+    built = await opened(tmp_path, market).ready("garden", told.append)
+    assert built.version.startswith("v0001-")
+    assert told[-1] == f"{built.version} holds exactly this"
