@@ -52,8 +52,8 @@
 #define START_TURN_MS 50
 #define PAUSED_TURN_MS 200
 
-enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8, OPEN = 9,
-                  ADMIT = 10, HOLD = 11, RELEASE = 12, BEGIN = 13, END = 14 };
+enum order_kind { JOIN = 1, LAUNCH = 2, SPAWN = 3, SIGNAL = 4, PAUSE = 5, RESUME = 6, CONNECT = 7, NETWORK = 8,
+                  OPEN = 9, ADMIT = 10, HOLD = 11, RELEASE = 12, BEGIN = 13, END = 14 };
 enum report_kind { READY = 1, STARTED = 2, REFUSED = 3, EXITED = 4, DONE = 5, LEFT = 6 };
 /* Where a spawn failed, reported with errno: the caller words the message. */
 enum stage { AT_PAYLOAD = 1, AT_FORK = 2, AT_TERMINAL = 3, AT_LIMIT = 4, AT_CWD = 5, AT_EXEC = 6 };
