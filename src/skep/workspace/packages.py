@@ -7,26 +7,30 @@ manifest says what is to be put in place.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
-from skep.errors import Conflict, InvalidRequest, PackageRefused, StorageFull, WorkspaceBusy
-from skep.sandbox.sandbox import Sandbox
+from skep.errors import (
+    Conflict,
+    InvalidRequest,
+    PackageRefused,
+    StorageFull,
+    Unavailable,
+    WorkspaceBusy,
+    WorkspaceDamaged,
+)
 from skep.state.names import shown
 from skep.workspace import declared
+from skep.workspace.decision import Decision, alone, carry_out, complete, require_settled
 from skep.workspace.faults import in_thread, whole
 from skep.workspace.indexes import Indexes
 from skep.workspace.installer import Journal
-from skep.workspace.manifest import Packages, damaged
 from skep.workspace.package_cache import PackageCache
 from skep.workspace.provisioning import Outcome, Provisioning, Source
 from skep.workspace.requirement import python_name
-from skep.workspace.transplant import STAGE, sweep, transplant
-from skep.workspace.trial import CHANGED, Trial, layers_of, room_in
+from skep.workspace.trial import CHANGED, Trial, layers_of
 from skep.workspace.workspace import Workspace
 
 Tell = Callable[[str], None]
@@ -86,14 +90,21 @@ async def remove(
 
 
 async def settle(workspace: Workspace) -> None:
-    """Complete or undo an install that was killed. Call it when a workspace has been taken hold of."""
+    """Complete or undo an install that was killed. Call it when a workspace has been taken hold of.
+
+    If it cannot be completed now the workspace can be used all the same, and an examination tells of it.
+    """
     trial = Trial.of(workspace)
-    journal = workspace.manifest.installing
-    if journal is None:
-        if trial.folder.exists():
-            await in_thread(trial.end)
-    elif not workspace.manifest.suspended:  # else no sandbox may start, and it has to wait
-        await whole(_complete(workspace, trial, journal))
+    if workspace.manifest.installing is not None and not workspace.manifest.suspended:
+        with suppress(StorageFull, WorkspaceDamaged, Unavailable):
+            await whole(_complete(workspace))
+    if workspace.manifest.installing is None and trial.folder.exists():
+        await in_thread(trial.end)
+
+
+async def _complete(workspace: Workspace) -> None:
+    async with alone(workspace):
+        await complete(workspace)
 
 
 def acts(indexes: Indexes, cache: PackageCache) -> dict[str, Act]:
@@ -113,9 +124,8 @@ def acts(indexes: Indexes, cache: PackageCache) -> dict[str, Act]:
 
 
 def _lists(asked: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    return [str(package) for package in asked.get("python") or ()], [
-        str(package) for package in asked.get("node") or ()
-    ]
+    python, node = ([str(package) for package in asked.get(kind) or ()] for kind in ("python", "node"))
+    return python, node
 
 
 def _check(python: Sequence[str], node: Sequence[str]) -> None:
@@ -141,6 +151,7 @@ async def _provisioning(workspace: Workspace, source: Source) -> AsyncIterator[P
     manifest = workspace.manifest
     if manifest.suspended:
         raise Conflict(f"workspace {manifest.id} is suspended", hint=f"skep workspace resume {manifest.id}")
+    require_settled(workspace)
     trial = Trial.of(workspace)
     await in_thread(trial.begin)
     try:
@@ -153,49 +164,10 @@ async def _provisioning(workspace: Workspace, source: Source) -> AsyncIterator[P
             await in_thread(trial.end)
 
 
-@asynccontextmanager
-async def alone(workspace: Workspace) -> AsyncIterator[Sandbox]:
-    """Give the sandbox of a workspace while nobody else keeps its state or returns to another."""
-    async with workspace._turn:
-        yield await workspace.live() or await workspace._start()
-
-
 async def _adopt(workspace: Workspace, trial: Trial, outcome: Outcome) -> None:
     """Put what a trial has led to in its place."""
-    names = [*CHANGED, *outcome.aside.values()]
-    async with alone(workspace) as sandbox:
+    decision = Decision(packages=outcome.packages, names=(*CHANGED, *outcome.aside.values()))
+    async with alone(workspace):
         if layers_of(workspace)[-len(trial.older) :] != trial.older:
             raise WorkspaceBusy(f"workspace {workspace.id} was rolled back meanwhile", hint="install again")
-        journal = {"packages": outcome.packages.model_dump(mode="json"), "names": names}
-        await workspace.save(workspace.manifest.changed(installing=journal))
-        workspace.grounds.on_phase("decided")
-        await _place(workspace, sandbox, trial, outcome.packages, names)
-
-
-async def _complete(workspace: Workspace, trial: Trial, journal: Mapping[str, Any]) -> None:
-    """Do what is left of an install that was decided."""
-    try:
-        packages, names = Packages.model_validate(journal["packages"]), [str(name) for name in journal["names"]]
-    except (ValidationError, KeyError, TypeError) as error:
-        raise damaged(str(workspace.folder), "has a journal that cannot be read") from error
-    async with alone(workspace) as sandbox:
-        await sweep(sandbox, [entry.name for entry in await sandbox.files.list() if entry.name.startswith(STAGE)])
-        await _place(workspace, sandbox, trial, packages, names)
-    await workspace.stop()
-    await in_thread(trial.end)
-
-
-async def _place(
-    workspace: Workspace, sandbox: Sandbox, trial: Trial, packages: Packages, names: Collection[str]
-) -> None:
-    older = layers_of(workspace)
-    newer = Trial.of(workspace, older).newer
-    try:
-        if trial.tree.exists():
-            room = await in_thread(room_in, workspace)
-            await transplant(sandbox, newer, older, names, room=room, on_phase=workspace.grounds.on_phase)
-    except StorageFull:
-        await workspace.save(workspace.manifest.changed(installing=None))
-        raise
-    await workspace.save(workspace.manifest.changed(packages=packages, installing=None))
-    workspace.grounds.on_phase("recorded")
+        await carry_out(workspace, decision)

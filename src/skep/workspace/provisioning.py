@@ -162,8 +162,7 @@ class Provisioning:
     async def _install_python(self, tools: Tools, artifacts: Sequence[Artifact]) -> None:
         if artifacts:
             self.source.journal.tell(f"installing {_count(artifacts, 'Python package')}")
-            flags = ["--compile-bytecode", *(["--offline"] if tools.offline else [])]
-            await tools.installer.install_python(artifacts, _VENV, flags=flags)
+            await tools.installer.install_python(artifacts, _VENV, flags=["--compile-bytecode"])
 
     async def _run_npm(self, tools: Tools, npm: Node, verb: str, words: Sequence[str]) -> None:
         self.source.journal.tell(f"{verb}ing {_count(words, 'Node package')}")

@@ -165,11 +165,12 @@ async def trying(
 def room_in(held: Held) -> Usage:
     """Say how much room is left in a workspace."""
     limits = held.grounds.limits_for(held.manifest)
-    used = _count(held.grounds.stack(held.manifest).upper)
+    used = count(held.grounds.stack(held.manifest).upper)
     return Usage(limits.disk_bytes - used.size, limits.inodes - used.inodes)
 
 
-def _count(folder: str) -> Usage:
+def count(folder: str) -> Usage:
+    """Count what a folder holds."""
     with explained(folder):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -185,6 +186,6 @@ def _limits(trial: Trial, held: Held) -> Limits:
         raise StorageFull(
             f"workspace {held.id} has used up its room", hint="remove files, or raise the template's disk_mb"
         )
-    room += _count(str(trial.tree))
+    room += count(str(trial.tree))
     limits = replace(held.grounds.limits, disk_bytes=room.size, inodes=room.inodes)
     return replace(limits, tmp_bytes=2 * GIB, cache_bytes=2 * GIB, command_s=1800.0, command_cap_s=3600.0)

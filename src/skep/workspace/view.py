@@ -9,7 +9,7 @@ from contextlib import closing
 from skep.workspace.overlay import opened
 from skep.workspace.sight import Entry, Sight
 
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 64 << 20
 
 
 class Glimpse(Sight):
