@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from skep.app.computer import limits, log_event
 from skep.config import Paths, Settings
 from skep.config.secrets import StoreKeys
-from skep.errors import Conflict, NotFound, WorkspaceBusy
+from skep.errors import Conflict, NotFound, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.census import Census
 from skep.sandbox.claim import claim
 from skep.sandbox.egress.network import Network
@@ -23,12 +23,7 @@ from skep.sandbox.egress.policy import Policy, parse_policy
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace import archiving, packages
-from skep.workspace.archive.archive import Archive, Restored, Saved
-from skep.workspace.archive.key import ensure_key
-from skep.workspace.archive.store import Credentials, open_store
-from skep.workspace.archive.watch import Progress
-from skep.workspace.archiving import Homecoming
+from skep.workspace import packages
 from skep.workspace.holding import Taken
 from skep.workspace.indexes import Indexes
 from skep.workspace.manifest import Manifest, Shown
@@ -39,8 +34,14 @@ from skep.workspace.templates import Templates
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 
+if TYPE_CHECKING:  # archives bring ciphers and compression along, which few commands have a use for
+    from skep.workspace.archive.archive import Archive, Restored, Saved
+    from skep.workspace.archive.watch import Progress
+    from skep.workspace.finding import Report
+    from skep.workspace.repair import Repaired
+
 Tell = Callable[[str], None]
-TellProgress = Callable[[Progress], None]
+TellProgress = Callable[["Progress"], None]
 _MAKING_S = 60.0
 _PAUSE_S = 0.02
 #: An act such as a checkpoint holds a workspace for a moment.
@@ -116,6 +117,11 @@ class Apiary:
         """Say whether there is such a workspace, be it damaged or not yet taken in."""
         return self.workspaces.register.condition(workspace_id) in ("ready", "plain")
 
+    def ids(self) -> list[str]:
+        """Return the ids of all workspaces, whole or not, and of those of which only the files are left."""
+        found = self.workspaces.census()
+        return sorted({*found.manifests, *found.damaged, *found.half_made, *found.plain, *self.workspaces.lost()})
+
     async def settle(
         self, workspace_id: str, shown: Sequence[Mount], *, template: str | None = None, tell: Tell = _quiet
     ) -> Manifest | None:
@@ -123,15 +129,17 @@ class Apiary:
 
         The snapshot that it starts from is built first, if it has not been.
         """
-        if (made := await self._create_missing(workspace_id, shown, template, tell)) is not None:
-            return made
-        # They are others when the home has moved, or the workspace has come from elsewhere.
+        if (made := await self._create_missing(workspace_id, shown, template, tell)) is None:
+            await self.let_show(workspace_id, shown)
+        return made
+
+    async def let_show(self, workspace_id: str, shown: Sequence[Mount]) -> None:
+        """Let a workspace show these folders: others than before when the home has moved, or it came from elsewhere."""
         wanted = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
         if self.workspaces.show(workspace_id).shown != wanted:
             with suppress(WorkspaceBusy):
                 async with self.at(workspace_id).hold(workspace_id) as workspace:
                     await workspace.amend(shown=wanted)
-        return None
 
     async def _create_missing(
         self, workspace_id: str, shown: Sequence[Mount], template: str | None, tell: Tell
@@ -206,25 +214,58 @@ class Apiary:
             done = await workspaces.act(workspace_id, "install", {"python": list(python), "node": list(node)})
             return Installed(**done)
 
+    async def examine(self, workspace_id: str, *, thorough: bool = False) -> Report:
+        """Look at everything that can be wrong with a workspace."""
+        from skep.workspace.health import examine
+
+        return await examine(self._at_any(workspace_id), workspace_id, thorough=thorough)
+
+    async def repair(self, workspace_id: str, *, tell: Tell = _quiet) -> Repaired:
+        """Put right what is wrong with a workspace, as far as its snapshot and its manifest tell how it should be."""
+        from skep.workspace.repair import repair
+
+        workspaces = self._at_any(workspace_id)
+        cache = self.snapshots.cache
+        return await repair(workspaces, workspace_id, indexes=self.indexes, cache=cache, on_progress=tell)
+
+    def _at_any(self, workspace_id: str) -> Furnished:
+        """Return the workspaces as they are for one of them, or as they are for all if that one cannot be read."""
+        try:
+            return self.at(workspace_id)
+        except (WorkspaceDamaged, NotFound):
+            return self.workspaces
+
     def archive(self) -> Archive:
         """Open the store of archives, with the key that stays on this machine; it is made with the first use."""
+        from skep.workspace.archive.archive import Archive
+        from skep.workspace.archive.key import ensure_key
+        from skep.workspace.archive.store import Credentials, open_store
+
         url = self.settings.workspace.archive_url or str(self.home / "archives")
         if self.keys.region and url.startswith("s3:") and "region=" not in url:
             url += f"{'&' if '?' in url else '?'}region={self.keys.region}"
-        store = open_store(url, credentials=_credentials(self.keys))
+        keys, credentials = self.keys, None
+        if keys.access_key_id is not None and keys.secret_access_key is not None:
+            credentials = Credentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
+        store = open_store(url, credentials=credentials)
         return Archive(store, ensure_key(self.home / "keys" / "archive.key"), memory=self.home / "archived")
 
     async def put_away(self, workspace_id: str, *, on_progress: TellProgress | None = None) -> Saved:
         """Save a workspace to the store of archives, here or in the process that holds it."""
+        from skep.workspace.archive.archive import Saved
+        from skep.workspace.archiving import save
+
         workspaces = self.at(workspace_id)
         try:
             async with workspaces.hold(workspace_id) as workspace:
-                return await archiving.save(workspace, self.archive(), on_progress=on_progress)
+                return await save(workspace, self.archive(), on_progress=on_progress)
         except Taken:
             return Saved(**await workspaces.act(workspace_id, "archive"))
 
     async def _archive_act(self, workspace: Workspace, _: Mapping[str, Any]) -> dict[str, Any]:
-        return asdict(await archiving.save(workspace, self.archive()))
+        from skep.workspace.archiving import save
+
+        return asdict(await save(workspace, self.archive()))
 
     async def bring_back(
         self,
@@ -236,6 +277,8 @@ class Apiary:
         on_progress: TellProgress | None = None,
     ) -> tuple[Manifest, Restored]:
         """Make a workspace of an archive; see `Homecoming.restore`."""
+        from skep.workspace.archiving import Homecoming
+
         homecoming = Homecoming(self.archive(), self.workspaces, self.snapshots, on_progress)
         return await homecoming.restore(name, version=version, workspace_id=workspace_id, shown=shown)
 
@@ -243,12 +286,14 @@ class Apiary:
         self, workspace_id: str, *, archived: bool, on_progress: TellProgress | None = None
     ) -> Saved | None:
         """Do away with a workspace that nobody holds; `archived`, not before it has been put away."""
+        from skep.workspace.archiving import save
+
         saved: list[Saved] = []
 
-        async def save(workspace: Workspace) -> None:
-            saved.append(await archiving.save(workspace, self.archive(), on_progress=on_progress))
+        async def put_away(workspace: Workspace) -> None:
+            saved.append(await save(workspace, self.archive(), on_progress=on_progress))
 
-        await self.workspaces.destroy(workspace_id, archive=save if archived else None)
+        await self.workspaces.destroy(workspace_id, archive=put_away if archived else None)
         return saved[0] if saved else None
 
     def weigh(self, manifest: Manifest) -> int:
@@ -302,12 +347,6 @@ def _settled(workspace_id: str) -> WorkspaceBusy:
         f"workspace {workspace_id} is in use, and what it reaches and shows is settled until that ends",
         hint="wait until the other command has ended, or leave out --allow and --ticket",
     )
-
-
-def _credentials(keys: StoreKeys) -> Credentials | None:
-    if keys.access_key_id is None or keys.secret_access_key is None:
-        return None
-    return Credentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
 
 def with_resources(most: Limits, wanted: Resources) -> Limits:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, Desk, complete_workspace, open_apiary, settle, with_workspace
+from skep.cli.session import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, with_workspace
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table, progress
-from skep.cli.workspace import WorkspaceReference, moving, spell_size
+from skep.cli.workspace import OptionalReference, WorkspaceReference, moving, spell_size
 
 if TYPE_CHECKING:
     from skep.workspace.archive.archive import Restored, Saved
@@ -25,15 +25,7 @@ app = typer.Typer()
     )
 )
 def archive(
-    workspace: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of the hive whose it is, or id of the workspace.",
-            autocompletion=complete_workspace,
-            metavar="WORKSPACE",
-            show_default=False,
-        ),
-    ] = None,
+    workspace: OptionalReference = None,
     list_: Annotated[bool, typer.Option("--list", help="List archives, of all workspaces or of this one.")] = False,
     account: Account = DEFAULT_ACCOUNT,
     as_json: AsJson = False,

@@ -7,6 +7,7 @@ import logging
 import os
 import pwd
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,14 @@ class Desk:
         home = household(self.program, self.residence.hive)
         home.settle()
         return home.mounts()
+
+    async def let_show(self) -> None:
+        """Let the hive's workspace show the folders of the hive, wherever they are now, if it can be read."""
+        from skep.errors import NotFound, WorkspaceDamaged
+
+        if self.residence.hive is not None:
+            with suppress(NotFound, WorkspaceDamaged):
+                await self.apiary.let_show(self.id, self.shown())
 
     async def settle(self, *, template: str | None = None) -> bool:
         """Make the workspace unless it is there; say whether it was made."""

@@ -32,15 +32,14 @@ app = typer.Typer(
     help="Look after workspaces: the files of a hive over the environment of a template.", no_args_is_help=True
 )
 
-WorkspaceReference = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the hive whose it is, or id of the workspace.",
-        autocompletion=complete_workspace,
-        metavar="WORKSPACE",
-        show_default=False,
-    ),
-]
+_REFERENCE = typer.Argument(
+    help="Name of the hive whose it is, or id of the workspace.",
+    autocompletion=complete_workspace,
+    metavar="WORKSPACE",
+    show_default=False,
+)
+WorkspaceReference = Annotated[str, _REFERENCE]
+OptionalReference = Annotated[str | None, _REFERENCE]
 
 
 @app.command("list", epilog=examples("skep workspace list", "skep workspace list --json | jq -r '.[].id'"))
