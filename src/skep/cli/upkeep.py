@@ -84,7 +84,7 @@ def _report_json(report: Report) -> dict[str, object]:
 
 @app.command(epilog=examples("skep workspace repair garden", "skep workspace health garden  # what it would look at"))
 def repair(workspace: WorkspaceReference, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False) -> None:
-    """Rebuild what is broken in a workspace from its snapshot and its manifest. The agent's own files stay as they are."""
+    """Rebuild what is broken in a workspace from its snapshot and manifest. The agent's own files stay."""
     from skep.errors import Corrupt
 
     async def work(desk: Desk) -> Repaired:
