@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from skep.errors import Conflict, NotFound, SkepError
+from skep.errors import Conflict, LeaseLost, NotFound, SkepError
 from skep.sessions.live import Live
 from skep.sessions.session import RUNNING, Session
 
@@ -80,6 +81,17 @@ async def delete(sessions: Sessions, session_id: str, *, reason: str = "somebody
             session = await sessions.ledger.change(session, "destroyed", reason=reason)
         await sessions.computers.destroy(session)
         return await sessions.ledger.note(session, controller=None, archive=None, rooms={}, generation=0)
+
+
+async def stop_all(sessions: Sessions) -> None:
+    """End every computer of this process; the workspaces stay, and their sessions can be resolved elsewhere."""
+    for live in sessions.running():
+        with contextlib.suppress(LeaseLost):
+            if live.joined:
+                sessions.forget(live.session.id)
+                await live.end()
+            else:
+                await stop(sessions, live.session.id, reason="its controller ends")
 
 
 async def _stopped(sessions: Sessions, session_id: str, reason: str) -> Session:

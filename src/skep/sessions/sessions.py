@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from skep.errors import Denied, LeaseLost, SandboxLost, Unavailable
+from skep.errors import Denied, SandboxLost, Unavailable
 from skep.sessions.computer import Computer
 from skep.sessions.computers import Computers
 from skep.sessions.key import check_key, hive_key, session_id
@@ -161,11 +160,3 @@ class Sessions:
             event = RoomReplaced(session=session.id, kind="shell" if kind == "shell" else "context", name=name)
             await self.ledger.record(live.session, event)
         return replaced
-
-    async def close(self) -> None:
-        """End every computer of this process; the workspaces stay, and their sessions can be resolved elsewhere."""
-        from skep.sessions.putting_away import stop
-
-        for live in self.running():
-            with contextlib.suppress(LeaseLost):
-                await stop(self, live.session.id, reason="its controller ends")
