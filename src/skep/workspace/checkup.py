@@ -22,7 +22,9 @@ _IMPORT_S = 60.0
 #: nothing of theirs: pandas alone would take longer than all the rest.
 _PROBE = r"""
 import json, os, re, sys
-wanted = set(json.load(sys.stdin))
+wanted, touched = json.load(sys.stdin)
+wanted = set(wanted)
+touched = None if touched is None else {*touched, ".."}
 site = next((p for p in sys.path if p.endswith("site-packages")), "")
 found, needed = {}, {}
 
@@ -35,7 +37,7 @@ def wrong_files(folder):
         for row in file:
             path, _, size = row.rstrip().rpartition(",")
             path = path.rpartition(",")[0]
-            if size and not path.startswith('"'):
+            if size and (touched is None or path.partition("/")[0] in touched) and not path.startswith('"'):
                 try:
                     right = os.stat(os.path.join(site, path)).st_size == int(size)
                 except OSError:
@@ -113,12 +115,14 @@ class Pulse:
     damaged: dict[str, str] = field(default_factory=dict)
 
 
-async def feel(sandbox: Sandbox, expected: Collection[str]) -> Pulse:
-    """Run the interpreter once, and have it look at the packages that it should have."""
+async def feel(sandbox: Sandbox, expected: Collection[str], touched: Collection[str] | None) -> Pulse:
+    """Run the interpreter once, and have it look at its packages.
+
+    `touched` are the names in site-packages of which files may be wrong; None for all.
+    """
+    asked = json.dumps([sorted(expected), None if touched is None else sorted(touched)]).encode()
     try:
-        ran = await sandbox.run(
-            [PYTHON, "-I", "-B", "-c", _PROBE], input=json.dumps(sorted(expected)).encode(), timeout_s=_TIMEOUT_S
-        )
+        ran = await sandbox.run([PYTHON, "-I", "-B", "-c", _PROBE], input=asked, timeout_s=_TIMEOUT_S)
         answer = Answer.model_validate_json(ran.stdout) if ran.ok else None
     except ValidationError:
         return Pulse(None, "it does not answer as Python does")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
 from skep.errors import InvalidRequest
 from skep.workspace.requirement import node_package, python_requirement
+from skep.workspace.sight import Sight
 from skep.workspace.view import View
 
 _LIBRARY = re.compile(r"python(3\.[0-9]{1,2})")
@@ -53,6 +55,21 @@ class Environment:
             if version is not None:
                 found[name] = version
         return found
+
+
+def touched(above: Sequence[str], version: str) -> set[str] | None:
+    """Return the names in site-packages that layers above the snapshot have a part in; None if it may be any.
+
+    All else is as the snapshot has it, which nobody can have changed.
+    """
+    with closing(Sight(above)) as sight:
+        for folder in site_packages(version).split("/"):
+            holders = sight.listing().get(folder)
+            if holders is None:
+                return set()
+            if sight.kind(folder, holders[0]) != "folder" or sight.enter(folder, holders) is not None:
+                return None
+        return set(sight.listing())
 
 
 def site_packages(version: str) -> str:

@@ -156,9 +156,11 @@ class Examination:
                 f"skep workspace install {self.id} {' '.join(unsaid)}",
             )  # fmt: skip
 
-    async def python(self, sandbox: Sandbox, wanted: set[str], *, thorough: bool) -> None:
-        """Run the interpreter, and look at the packages that it should have."""
-        pulse = await feel(sandbox, wanted)
+    async def python(
+        self, sandbox: Sandbox, wanted: set[str], *, changed: set[str] | None = None, thorough: bool = False
+    ) -> None:
+        """Run the interpreter, and look at the packages that it should have, those that may have `changed`."""
+        pulse = await feel(sandbox, wanted, changed)
         if pulse.version is None:
             self.broken("python", f"the interpreter in .venv does not run: {pulse.reason}")
             return

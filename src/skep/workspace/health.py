@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from skep.errors import SkepError, WorkspaceBusy
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.environment import Environment
+from skep.workspace.environment import Environment, touched
 from skep.workspace.examination import Examination, node_wanted, python_wanted, snapshot_below
 from skep.workspace.faults import in_thread
 from skep.workspace.finding import Finding, Report
@@ -52,5 +52,7 @@ async def _inside(found: Examination, grounds: Grounds, sandbox: Sandbox, *, tho
     await in_thread(found.files, seen, manifest, snapshot)
     python = await in_thread(python_wanted, seen, manifest, snapshot)
     if python is not None:
-        await found.python(sandbox, python, thorough=thorough)
+        version, layered = seen.python_version, manifest.below.based and not thorough
+        changed = await in_thread(touched, (stack.upper, *stack.layers[:-1]), version) if version and layered else None
+        await found.python(sandbox, python, changed=changed, thorough=thorough)
     await found.node(sandbox, seen, await in_thread(node_wanted, seen, manifest, snapshot), thorough=thorough)
