@@ -59,6 +59,7 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._left: int | None = None
+        self._once = False
         self._lock = threading.Lock()
         self.cuts = 0
         self.heads: list[bytes] = []
@@ -71,10 +72,10 @@ class Wire:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def cut_after(self, count: int) -> None:
-        """Let so many bytes pass in either direction, then cut every connection."""
+    def cut_after(self, count: int, *, once: bool = False) -> None:
+        """Let so many bytes pass in either direction, then cut every connection, or only the one that comes next."""
         with self._lock:
-            self._left = count
+            self._left, self._once = count, once
 
     def mend(self) -> None:
         with self._lock:
@@ -103,5 +104,9 @@ class Wire:
             if self._left is None:
                 return True
             self._left -= count
-            self.cuts += self._left < 0
-            return self._left >= 0
+            if self._left >= 0:
+                return True
+            self.cuts += 1
+            if self._once:
+                self._left = None
+            return False

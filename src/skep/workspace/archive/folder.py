@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import secrets
@@ -17,8 +16,6 @@ from skep.workspace.archive.store import Stored
 _DRAFTS = "drafts"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class FolderStore:
     """Keeps each object as a file: written beside, brought to the disk, then moved to its name."""
@@ -28,6 +25,7 @@ class FolderStore:
     def __init__(self, top: Path) -> None:
         self.url = top.as_uri()
         self._top = top
+        self._touched: set[Path] = set()
 
     def put(self, name: str, data: bytes) -> None:
         with self._explained(name):
@@ -68,7 +66,8 @@ class FolderStore:
 
     def settle(self) -> None:
         with self._explained("the folder"):
-            sync(self._top)
+            while self._touched:
+                sync_folder(self._touched.pop())
 
     def tidy(self, older_than_s: float) -> None:
         with self._explained(_DRAFTS):
@@ -81,7 +80,7 @@ class FolderStore:
         try:
             fd = os.open(draft, flags, 0o600)
         except FileNotFoundError:
-            draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folder(draft.parent)
             fd = os.open(draft, flags, 0o600)
         with open(fd, "wb", buffering=0) as file:
             view = memoryview(data)
@@ -93,8 +92,17 @@ class FolderStore:
         try:
             draft.rename(path)
         except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folder(path.parent)
             draft.rename(path)
+        self._touched.add(path.parent)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder of the store and those above it, for its owner alone."""
+        self._top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for above in reversed(folder.relative_to(self._top).parents):
+            (self._top / above).mkdir(mode=0o700, exist_ok=True)
+            self._touched.add(self._top / above)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
@@ -114,13 +122,11 @@ class FolderStore:
             ) from error
 
 
-def sync(folder: Path) -> None:
-    """Bring everything on a folder's file system to the disk."""
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(folder))
+        os.fsync(fd)
     finally:
         os.close(fd)
 

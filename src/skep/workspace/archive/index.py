@@ -20,7 +20,9 @@ from skep.errors import ArchiveDamaged
 
 Code = Literal["folder", "file", "link", "name", "whiteout", "pipe", "socket"]
 ChunkId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Place = Annotated[int, Field(ge=-1, le=1 << 62)]
+Moment = Annotated[int, Field(ge=-(1 << 66), le=1 << 66)]
 
 
 class Row(NamedTuple):
@@ -30,10 +32,10 @@ class Row(NamedTuple):
     depth: Count
     name: str
     mode: Count
-    mtime_ns: int
+    mtime_ns: Moment
     size: Count = 0
     #: Of a file: chunk, offset and length in turns; the chunk is a number in the rows' own list, or -1 for a hole.
-    extents: Sequence[int] = ()
+    extents: Sequence[Place] = ()
     #: Of a link: where it leads.
     target: str = ""
     #: Of a further name of a file: how many rows before this one its first name is.

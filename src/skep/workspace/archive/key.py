@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from skep.errors import ConfigInvalid, Denied, NotFound
+from skep.workspace.archive.folder import sync_folder
 
 KEY_BYTES = 32
 _HINT = "give the 32 bytes that the key was made of, as Skep wrote them"
@@ -78,8 +79,4 @@ def _make(path: Path) -> None:
             path.hardlink_to(draft)
     finally:
         draft.unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

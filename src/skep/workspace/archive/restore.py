@@ -7,6 +7,7 @@ restore that was killed has left there is removed, and the tree written anew.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from skep.errors import ArchiveDamaged, Conflict, StorageFull, Unavailable
 from skep.sandbox.erase import empty, erase
 from skep.workspace.archive.chunks import Chunks
-from skep.workspace.archive.folder import sync
+from skep.workspace.archive.folder import sync_folder
 from skep.workspace.archive.index import Row, Rows, Tree, decode_rows
 from skep.workspace.archive.planting import Planting
 from skep.workspace.archive.watch import Watch
@@ -26,6 +27,8 @@ from skep.workspace.archive.watch import Watch
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AHEAD = 8
 _KEPT = 24
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Pantry:
@@ -88,9 +91,9 @@ class Restoring:
                 self._fill(top, links, owner)
             finally:
                 self._pool.shutdown(wait=True, cancel_futures=True)
-            sync(folder.parent)
+            _sync_all(top)
             _draft_of(folder).rename(folder)
-            sync(folder.parent)
+            sync_folder(folder.parent)
 
     def _fill(self, top: int, links: int, owner: tuple[int, int] | None) -> None:
         planting = Planting(top, links, self._tree.named_again, owner=owner)
@@ -116,15 +119,24 @@ class Restoring:
     def _content(self, row: Row, rows: Rows) -> Iterator[memoryview | int]:
         for place in range(0, len(row.extents) - 2, 3):
             number, offset, length = row.extents[place : place + 3]
+            if offset < 0 or length < 0:
+                raise ArchiveDamaged("a file has an extent of less than nothing", hint="restore an older version")
             if number < 0:
                 yield length
                 continue
             if number >= len(rows.chunks):
                 raise ArchiveDamaged("a file is in a chunk that is not there", hint="restore an older version")
             plain = self._pantry.take(rows.chunks[number])
-            if offset < 0 or length < 0 or offset + length > len(plain):
+            if offset + length > len(plain):
                 raise ArchiveDamaged(f"chunk {rows.chunks[number]} is too short", hint="restore an older version")
             yield memoryview(plain)[offset : offset + length]
+
+
+def _sync_all(top: int) -> None:
+    """Bring everything on the file system of an open folder to the disk: one call for any number of new files."""
+    if _libc.syncfs(top) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _draft_of(folder: Path) -> Path:
@@ -171,7 +183,7 @@ def _explained(folder: Path) -> Iterator[None]:
                 raise StorageFull(
                     f"no room left to restore {folder}", hint="free some room and restore again"
                 ) from error
-            case errno.EEXIST | errno.EINVAL | errno.ENAMETOOLONG:
+            case errno.EEXIST | errno.EINVAL | errno.ENAMETOOLONG | errno.EFBIG:
                 what = f"{error.filename!r}: {reason}" if error.filename else reason
                 raise ArchiveDamaged(
                     f"the archive has what no tree can have: {what}", hint="restore an older version"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _KNOWN = {"endpoint", "region"}
 _REQUEST_S = 60.0
+_NO_BUCKET = "NoSuchBucket"
 _FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 ")
 
 
@@ -40,8 +41,10 @@ class S3Store:
         credentials: Credentials | None,
         patience_s: float,
     ) -> S3Store:
-        import obstore.store
-
+        try:
+            import obstore.store
+        except ModuleNotFoundError as error:
+            raise ConfigInvalid("archives in S3 need obstore", hint="pip install 'skep[s3]'") from error
         if not _BUCKET.match(bucket) or ".." in f"{prefix}/".split("/"):
             raise ConfigInvalid(f"s3://{bucket}/{prefix} is no place in a bucket", hint="s3://bucket/prefix")
         if unknown := set(options) - _KNOWN:
@@ -58,6 +61,7 @@ class S3Store:
             # Whatever is not given here is taken from the environment, so everything is.
             config={
                 "endpoint": endpoint,
+                "aws_endpoint_url_s3": endpoint,
                 "region": region,
                 "skip_signature": False,
                 "virtual_hosted_style_request": False,
@@ -66,8 +70,16 @@ class S3Store:
                 "s3_express": False,
             },
             credential_provider=_Known(credentials),
-            client_options={"allow_http": _may_be_plain(endpoint), "timeout": timedelta(seconds=_REQUEST_S)},
-            retry_config={"retry_timeout": timedelta(seconds=patience_s)},
+            client_options={
+                "allow_http": _may_be_plain(endpoint),
+                "allow_invalid_certificates": False,
+                "timeout": timedelta(seconds=_REQUEST_S),
+            },
+            retry_config={
+                "retry_timeout": timedelta(seconds=patience_s),
+                "max_retries": 1000,
+                "backoff": {"max_backoff": timedelta(seconds=5)},
+            },
         )
         return cls(f"s3://{bucket}/{prefix}", made)
 
@@ -119,20 +131,21 @@ class S3Store:
         try:
             yield
         except (NotFoundError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error):
-                raise StoreUnavailable(f"there is no bucket for {self.url}", hint="make the bucket first") from error
+            if _NO_BUCKET in str(error):
+                raise self._failure(name, str(error)) from error
             raise NotFound(f"the store has no {name}", hint="list what it has") from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise StoreUnavailable(
-                f"{self.url} refuses the credentials", hint="check the key and its rights"
-            ) from error
         except (BaseError, OSError) as error:
-            raise self._failure(name, str(error)) from error
+            refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+            raise self._failure(name, str(error), refused=refused) from error
 
-    def _failure(self, name: str, told: str) -> StorageFull | StoreUnavailable:
+    def _failure(self, name: str, told: str, *, refused: bool = False) -> StorageFull | StoreUnavailable:
         if any(sign in told for sign in _FULL):
             return StorageFull(f"{self.url} has no room left for {name}", hint="remove archives and collect")
-        reason = told.strip().splitlines()[0][:300] if told.strip() else "no reason given"
+        if _NO_BUCKET in told:
+            return StoreUnavailable(f"there is no bucket for {self.url}", hint="make the bucket first")
+        if refused:
+            return StoreUnavailable(f"{self.url} refuses the credentials", hint="check the key and its rights")
+        reason = told.strip().partition("\n")[0][:300] or "no reason given"
         return StoreUnavailable(
             f"{self.url} cannot be reached: {name}: {reason}", hint="try again: what is there is kept"
         )

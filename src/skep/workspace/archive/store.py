@@ -75,10 +75,7 @@ def open_store(url: str, *, credentials: Credentials | None = None, patience_s: 
         case "s3":
             from skep.workspace.archive.s3 import S3Store
 
-            options = {
-                name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()
-            }
-            return S3Store.open(parts.netloc, parts.path.strip("/"), options, credentials, patience_s)
+            return S3Store.open(parts.netloc, parts.path.strip("/"), _options(url), credentials, patience_s)
         case scheme:
             raise ConfigInvalid(f"archives cannot be kept at {scheme}: addresses", hint=_HINT)
 
@@ -89,3 +86,11 @@ def _open_folder(url: str, host: str, path: str) -> Store:
     if host or not path or not Path(path).is_absolute():
         raise ConfigInvalid(f"{url!r} does not name a folder of this machine", hint=_HINT)
     return FolderStore(Path(path))
+
+
+def _options(url: str) -> dict[str, str]:
+    query = urlsplit(url).query
+    try:
+        return {name: values[-1] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
+    except ValueError as error:
+        raise ConfigInvalid(f"{url!r} is no address of a store: {error}", hint=_HINT) from error
