@@ -7,14 +7,15 @@ behind. A workspace that comes back appears in one step, when all of it is on th
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.errors import ArchiveDamaged, Conflict
+from skep.errors import ArchiveDamaged, Conflict, WorkspaceDamaged
 from skep.sandbox.claim import Owner, claim
 from skep.sandbox.erase import erase
 from skep.sandbox.stack import Mount
@@ -152,7 +153,7 @@ def _record(text: str | None, wanted: SnapshotName, version: str) -> Record:
             f"the archive does not say what the snapshot {wanted.version} of {wanted.template} holds",
             hint="restore an older version of it",
         ) from error
-    if record.hash != wanted.hash:
+    if record.hash != wanted.hash or not re.fullmatch(r"[0-9a-f]{64}", record.hash):
         raise ArchiveDamaged(f"the archive holds another snapshot than {wanted.version}", hint="restore an older one")
     return record.model_copy(update={"template": wanted.template, "version": version})
 
@@ -185,6 +186,7 @@ def _appear(
     """Make a workspace of a tree that was restored; what cannot be finished leaves nothing behind."""
     layer = secrets.token_hex(8)
     layered = manifest.model_copy(update={"below": manifest.below.model_copy(update={"layers": (layer,)})})
+    _drop_attempt(grounds, holding.folder)
     # The manifest comes first: whatever is made after it is known to belong to it.
     manifests.write(holding.folder, layered)
     grounds.on_phase("named")
@@ -194,13 +196,22 @@ def _appear(
         if grounds.layering == "overlay":
             making.make(grounds, register, holding, layered, bare=True)
             return layered
-        copied = manifest.model_copy(update={"below": manifest.below.model_copy(update={"based": False})})
+        flat = manifest.below.model_copy(update={"based": False})
+        copied = manifest.model_copy(update={"below": flat, "dropped": (layer,)})
         making.make(grounds, register, holding, copied, copy_of=grounds.layers(layered.below, manifest.template))
     except BaseException:
         grounds.trees.drop([layer])
         raise
     grounds.trees.drop([layer])
     return copied
+
+
+def _drop_attempt(grounds: Grounds, folder: Path) -> None:
+    """Drop the trees of an earlier attempt that was killed; those that it only shares are another's."""
+    with suppress(WorkspaceDamaged):  # there was none
+        birth = manifests.read(folder).birth
+        grounds.trees.drop([tree for tree in grounds.trees.all() if grounds.trees.note(tree).birth == birth])
+        grounds.trees.clear()
 
 
 def _move(source: Path, target: Path) -> None:
