@@ -163,8 +163,16 @@ def node_goods() -> dict[str, dict[str, bytes]]:
         {"name": "scripted", "version": "1.0.0", "scripts": {"postinstall": "echo built > built.txt"}},
         {"name": "brittle", "version": "1.0.0", "scripts": {"install": "echo the oven is cold >&2; exit 3"}},
         {"name": "lost-child", "version": "1.0.0", "dependencies": {"nowhere-to-be-found": "*"}},
+        {
+            "name": "many-sided", "version": "1.0.0",
+            "optionalDependencies": {f"side-{side}": "1.0.0" for side in ("here", "there", "anywhere", "not-here")},
+        },
+        {"name": "side-here", "version": "1.0.0", "os": ["linux"], "libc": ["glibc", "musl"]},
+        {"name": "side-there", "version": "1.0.0", "os": ["darwin"], "cpu": ["arm64"]},
+        {"name": "side-anywhere", "version": "1.0.0", "cpu": ["any"]},
+        {"name": "side-not-here", "version": "1.0.0", "os": ["!linux"]},
         {"name": "bun", "version": "1.9.9", "bin": {"bun": "bin/bun.js"}},
-    ]
+    ]  # fmt: skip
     goods: dict[str, dict[str, bytes]] = {}
     for manifest in manifests:
         files = {"package.json": json.dumps(manifest), "index.js": "module.exports = 42\n"}

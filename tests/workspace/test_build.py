@@ -133,6 +133,18 @@ async def test_bun_comes_as_a_package(market: Market, tmp_path: Path) -> None:
     assert ran.text == "1.9.9\n"
 
 
+async def test_packages_for_other_machines_are_neither_fetched_nor_named(market: Market, tmp_path: Path) -> None:
+    need_node()
+    template(tmp_path, "sided", nodejs={"dependencies": ["many-sided"]})
+    built = await opened(tmp_path, market).build("sided")
+    named = {name for name in built.node_packages if name.startswith("side-")}
+    assert (
+        named == {path.name for path in (built.tree / "node_modules").glob("side-*")} == {"side-here", "side-anywhere"}
+    )
+    fetched = {path for path in market.asked if "/-/" in path}
+    assert not [path for path in fetched if "/side-there/" in path or "/side-not-here/" in path]
+
+
 FAILURES: dict[str, tuple[dict[str, object], type[SkepError], str]] = {
     "unknown": ({"python": {"dependencies": ["tinypkg", "no-such-thing"]}}, PackageRefused, "no package no-such-thing"),
     "version": ({"python": {"dependencies": ["apple>=9"]}}, PackageRefused, "no version of apple that fits apple>=9"),

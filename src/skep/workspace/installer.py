@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ _SETTLED = {
 #: Where what is needed only now is put: in memory, and gone with the sandbox.
 _DESK = "/cache/skep"
 #: What uv says of a package that it would have to ask the index for.
-_NOT_CACHED = "network was disabled"
+_NOT_CACHED = re.compile(r"network was disabled|Network connectivity is disabled")
 #: How uv ends when the requirements cannot be met, as opposed to when it could not find out.
 _UNSOLVED = 1
 
@@ -111,7 +112,7 @@ class Installer:
         # Wheels that were fetched are in the cache; asking the index again would only take time, or fail.
         wheels = not any(artifact.needs_build for artifact in artifacts)
         ended = await self._run([*words, *(["--offline"] if wheels else [])], input=lines)
-        if _NOT_CACHED in ended.error_text:
+        if _NOT_CACHED.search(ended.error_text):
             # Only then: after any other failure a package may lie there half installed, and would pass for whole.
             ended = await self._run([*words, "--reinstall"], input=lines)
         self._require(ended, [artifact.name for artifact in artifacts], "installing Python packages")

@@ -128,6 +128,7 @@ async def _choose(
     tool = await _runtime(installer, npm.wheel, interpreter)
     if not node:
         return Resolution(chosen or (), b"", tool)
+    await installer.download_python((tool,), interpreter)
     async with trial(cache, installer.indexes, journal=installer.journal) as other:
         await other.place_node(tool, interpreter)
         return Resolution(chosen or (), await other.resolve_node(node, npm), tool)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import platform
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skep.errors import PackageRefused
 
 _FOLDER = "node_modules/"
+#: What npm calls processors that the kernel calls otherwise.
+_CPUS = {
+    "x86_64": "x64", "aarch64": "arm64", "armv7l": "arm", "i686": "ia32", "ppc64le": "ppc64", "loongarch64": "loong64",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +93,22 @@ def _entries(lock: bytes) -> dict[str, dict[str, Any]]:
             raise PackageRefused(
                 f"{path.rpartition(_FOLDER)[2]} does not come from the registry", hint="ask for packages by name"
             )
-    return {path: entry for path, entry in packages.items() if path and not entry.get("link")}
+    return {path: entry for path, entry in packages.items() if path and not entry.get("link") and _fits(entry)}
+
+
+def _fits(entry: Mapping[str, Any]) -> bool:
+    """Say whether npm installs a package on this machine: a lock names those for all others as well."""
+    here = {"os": sys.platform, "cpu": _node_cpu(), "libc": platform.libc_ver()[0] or "musl"}
+    return not entry.get("optional") or all(_admits(entry.get(field), value) for field, value in here.items())
+
+
+def _admits(wanted: Sequence[str] | None, value: str) -> bool:
+    if not wanted or wanted == ["any"]:
+        return True
+    named = [one for one in wanted if not one.startswith("!")]
+    return f"!{value}" not in wanted and (value in named or not named)
+
+
+def _node_cpu() -> str:
+    machine = platform.machine()
+    return _CPUS.get(machine, machine)
