@@ -54,9 +54,9 @@ _XML = re.compile(r"\s*+<\?xml\b")
 _SVG = re.compile(
     r"\s*+(?:<\?xml[^>]{0,200}+>\s*+)?+(?:<!--(?>.*?-->)\s*+|<!DOCTYPE svg[^>]{0,400}+>\s*+)*+<svg\b", re.DOTALL
 )
-_JSON = re.compile(r'\s*+(?:\{\s*(?:"[^"\n]{0,400}"\s*:|\}\s*$)|\[\s*(?:[{"\[]|-?\d+(?:\.\d+)?\s*[,\]]))')
+_JSON = re.compile(r'\s*+(?:\{\s*(?:"[^"\n]{0,400}"\s*:|\}\s*$)|\[\s*(?:[{"\[]|-?\d+(?:\.\d+)?\s*(?:,|\]\s*$)))')
 #: Control characters that no text has.
-_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
 def media_type(head: bytes) -> str:
