@@ -24,10 +24,10 @@ from skep.workspace.archive.chunks import PREFIX, Chunks
 from skep.workspace.archive.cipher import Cipher
 from skep.workspace.archive.index import Index, SnapshotName, Tree
 from skep.workspace.archive.key import Key
+from skep.workspace.archive.objects import Store
 from skep.workspace.archive.remembered import Remembered
 from skep.workspace.archive.restore import Restoring
 from skep.workspace.archive.save import Saving
-from skep.workspace.archive.store import Store
 from skep.workspace.archive.turns import STALE_S, Turn, collecting, saving
 from skep.workspace.archive.watch import Progress, Watch, in_thread
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from skep.errors import InvalidRequest, NotFound
 from skep.workspace.archive.cipher import Cipher
 from skep.workspace.archive.index import Index, decode_index
-from skep.workspace.archive.store import Store
+from skep.workspace.archive.objects import Store
 
 ARCHIVES, SNAPSHOTS = "archives/", "snapshots/"
 _VERSION = re.compile(r"(?P<number>\d{8})-(?P<when>\d{8}T\d{6}Z)-[0-9a-f]{8}")

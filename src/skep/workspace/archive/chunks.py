@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skep.errors import ArchiveDamaged, NotFound
 from skep.workspace.archive.cipher import SMALLEST, Cipher
-from skep.workspace.archive.store import Store
+from skep.workspace.archive.objects import Store
 
 PREFIX = "chunks/"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skep.errors import NotFound, SkepError, StorageFull, StoreUnavailable
-from skep.workspace.archive.store import Stored
+from skep.workspace.archive.objects import Stored
 
 _DRAFTS = "drafts"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

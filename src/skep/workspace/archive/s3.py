@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from skep.errors import ConfigInvalid, NotFound, StorageFull, StoreUnavailable
-from skep.workspace.archive.store import Credentials, Stored
+from skep.workspace.archive.objects import Credentials, Stored
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Bucket

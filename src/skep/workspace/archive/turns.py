@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from skep.errors import Conflict, StoreUnavailable
-from skep.workspace.archive.store import Store
+from skep.workspace.archive.objects import Store
 
 STALE_S = 3600.0
 _RENEWED_S = 60.0
