@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,11 +18,12 @@ from skep.sandbox.egress.network import Network
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace import manifest as manifests
-from skep.workspace.faults import in_thread
+from skep.workspace.faults import explained, in_thread
 from skep.workspace.grounds import Grounds
 from skep.workspace.holding import Holding
 from skep.workspace.manifest import Manifest
 from skep.workspace.register import Register
+from skep.workspace.snapshot import Snapshot
 
 #: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
 MOST_LAYERS = 24
@@ -102,7 +103,7 @@ class Held:
         if version is None or not self.manifest.below.based:
             yield
             return
-        with self.grounds.snapshot(self.manifest.template, version).pinned():
+        with pinned(self.grounds.snapshot(self.manifest.template, version)):
             yield
 
     async def amend(self, **changes: Any) -> Manifest:
@@ -195,6 +196,15 @@ class Held:
             merged = await in_thread(self.grounds.merge, self.manifest, self.manifest.layers)
             self.grounds.on_phase("merged")
             await self.save(self.manifest.changed(layers=(merged,)))
+
+
+@contextmanager
+def pinned(snapshot: Snapshot) -> Iterator[None]:
+    """Keep a snapshot from being collected."""
+    with ExitStack() as pins:
+        with explained(str(snapshot.folder)):
+            pins.enter_context(snapshot.pinned())
+        yield
 
 
 _ROUNDS = 500

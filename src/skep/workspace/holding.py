@@ -58,7 +58,8 @@ class Holding:
                 raise
             holding = cls(folder, fd)
             if holding.valid():
-                os.pwrite(fd, str(os.getpid()).encode().ljust(20), 0)
+                with suppress(OSError):  # who holds it is good to know, but the lock holds without
+                    os.pwrite(fd, str(os.getpid()).encode().ljust(20), 0)
                 return holding
             holding.close()
 

@@ -114,8 +114,7 @@ def unmake(grounds: Grounds, register: Register, holding: Holding, manifest: Man
 def _drop_half_made(grounds: Grounds, folder: Path) -> None:
     with suppress(WorkspaceDamaged):  # there was no manifest, and so no tree
         grounds.trees.drop([manifests.read(folder).upper])
-    for draft in folder.glob(f"{manifests.DRAFT}*"):
-        draft.unlink(missing_ok=True)
+    manifests.clear_drafts(folder)
 
 
 def adopt(grounds: Grounds, register: Register, manifest: Manifest) -> Manifest:
@@ -129,15 +128,14 @@ def adopt(grounds: Grounds, register: Register, manifest: Manifest) -> Manifest:
     with explained(str(plain)):
         fd, owner = claim(str(plain), adopt=True)
         os.close(fd)
+        lay_out(plain, owner)
         grounds.trees.new(
             manifest.upper, birth=NOBODY, owner=_self(), fill=lambda target, _: _write_in(target, manifest)
         )
         grounds.on_phase("tree")
-        tree = grounds.trees.tree(manifest.upper)
-        _exchange(plain, tree)
+        _exchange(plain, grounds.trees.tree(manifest.upper))
         grounds.on_phase("exchanged")
         manifests.sync(register.folder)
-        lay_out(tree, owner)
     grounds.trees.annotate(manifest.upper, Note(manifest.birth))
     keep_copy(grounds, manifest)
     return manifest

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -229,6 +230,13 @@ def put(path: Path, data: bytes, *, lasting: bool = True) -> None:
             raise
         if lasting:
             sync(path.parent)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove files that a crash left unfinished. Only for who alone writes there."""
+    for draft in folder.glob(f"{DRAFT}*"):
+        with suppress(OSError):
+            draft.unlink()
 
 
 def sync(folder: Path) -> None:

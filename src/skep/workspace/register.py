@@ -139,15 +139,19 @@ class Register:
     def _unneeded(self, found: Census) -> set[str]:
         present = found.manifests.values()
         needed = {tree_id for manifest in present for tree_id in manifest.trees()}
-        for workspace_id in found.half_made:  # somebody is making it
-            with suppress(WorkspaceDamaged):
-                needed |= manifests.read(self.path(workspace_id)).trees()
+        # Whoever is making one waits, or it would have been swept before.
+        needed |= {tree_id for manifest in self._half_made(found) for tree_id in manifest.trees()}
         gone = [manifest for _, manifest in self._gone() if manifest is not None]
         let_go = {tree_id for manifest in gone for tree_id in manifest.trees()}
         let_go |= {tree_id for manifest in (*present, *gone) for tree_id in manifest.dropped}
         births = {NOBODY, *(manifest.birth for manifest in (*present, *gone))}
         let_go |= {tree_id for tree_id in self._trees.all() if self._trees.note(tree_id).birth in births}
         return let_go - needed
+
+    def _half_made(self, found: Census) -> Iterator[Manifest]:
+        for workspace_id in found.half_made:
+            with suppress(WorkspaceDamaged):
+                yield manifests.read(self.path(workspace_id))
 
     def _gone(self) -> Iterator[tuple[Path, Manifest | None]]:
         for folder in self.folder.glob(f"{_GONE}*"):
@@ -159,10 +163,11 @@ class Register:
     def lost(self) -> dict[str, Manifest]:
         """Return the workspaces whose folder or manifest is gone though their files are there, as they last were."""
         found = self.census()
-        needed = {tree_id for manifest in found.manifests.values() for tree_id in manifest.trees()}
+        known_of = [*found.manifests.values(), *self._half_made(found), *filter(None, (one for _, one in self._gone()))]
+        accounted = {tree_id for manifest in known_of for tree_id in manifest.trees()}
         there = self._trees.all()
         newest: dict[str, Manifest] = {}
-        for tree_id in there - needed:
+        for tree_id in there - accounted:
             with suppress(WorkspaceDamaged):
                 copy = manifests.read(self._trees.beside(tree_id, "."))
                 known = newest.get(copy.id)

@@ -28,10 +28,10 @@ from skep.workspace import manifest as manifests
 from skep.workspace.acts import ACTS, Act
 from skep.workspace.diff import Diff
 from skep.workspace.door import Answer, Door, NobodyHome, call
-from skep.workspace.faults import in_thread, whole
+from skep.workspace.faults import explained, in_thread, whole
 from skep.workspace.forking import fork
 from skep.workspace.grounds import LOCK, Grounds, Layering, Phase
-from skep.workspace.held import Outfit
+from skep.workspace.held import Outfit, pinned
 from skep.workspace.holding import Holding, Taken, alone
 from skep.workspace.manifest import Checkpoint, Manifest, Shown, State
 from skep.workspace.register import Census, Register
@@ -109,7 +109,7 @@ class Workspaces:
         manifest = making.born(workspace_id, snapshot.template, below)
         places = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
         manifest = manifest.model_copy(update={"shown": places})
-        with snapshot.pinned():
+        with pinned(snapshot):
             if condition == "plain":
                 return await in_thread(self._adopt, grounds, manifest)
             return await whole(self._make(grounds, manifest, [str(snapshot.tree)] if copies else None))
@@ -177,7 +177,7 @@ class Workspaces:
             with workspace.pinned_snapshot():
                 for settle in self._settle:
                     await settle(workspace)
-                async with await Door.open(workspace.folder, lambda request: self._answer(workspace, request)):
+                async with await self._door(workspace):
                     try:
                         yield workspace
                     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -237,6 +237,10 @@ class Workspaces:
                     return (await call(self.register.path(workspace_id), request)).body
                 except NobodyHome:
                     await _pause(deadline, busy)
+
+    async def _door(self, workspace: Workspace) -> Door:
+        with explained(str(workspace.folder)):
+            return await Door.open(workspace.folder, lambda request: self._answer(workspace, request))
 
     async def _answer(self, workspace: Workspace, request: dict[str, Any]) -> Answer:
         name = str(request.get("act"))
@@ -310,12 +314,13 @@ class Workspaces:
 
     def sweep(self) -> Ids:
         """Remove what nobody needs: workspaces that were never finished, and trees; return their ids."""
-        swept = self.register.sweep_half_made()
-        self._on_phase("swept half-made")
-        with alone(self.register.folder / LOCK):
-            swept += self.register.collect()
-        self._on_phase("collected")
-        self.trees.clear()
+        with explained(str(self.home)):
+            swept = self.register.sweep_half_made()
+            self._on_phase("swept half-made")
+            with alone(self.register.folder / LOCK):
+                swept += self.register.collect()
+            self._on_phase("collected")
+            self.trees.clear()
         return swept
 
     def lost(self) -> dict[str, Manifest]:
@@ -327,7 +332,8 @@ class Workspaces:
         found = self.lost().get(workspace_id)
         if found is None:
             raise NotFound(f"nothing is left of workspace {workspace_id}", hint="restore it from an archive")
-        holding = Holding.take(self.register.path(workspace_id), make=True)
+        with explained(str(self.register.path(workspace_id))):
+            holding = Holding.take(self.register.path(workspace_id), make=True)
         try:
             manifests.write(holding.folder, found)
             manifests.put(holding.folder / manifests.MARK, f"{found.birth}\n".encode())
@@ -341,10 +347,11 @@ class Workspaces:
             # Without a snapshot: nobody has said which.
             await in_thread(self._adopt, grounds, making.born(workspace_id, "minimal", State()))
         self.register.need(workspace_id)
-        try:
-            holding = Holding.take(self.register.path(workspace_id))
-        except FileNotFoundError:
-            raise NotFound(f"there is no workspace {workspace_id}", hint="skep workspace list") from None
+        with explained(str(self.register.path(workspace_id))):
+            try:
+                holding = Holding.take(self.register.path(workspace_id))
+            except FileNotFoundError:
+                raise NotFound(f"there is no workspace {workspace_id}", hint="skep workspace list") from None
         try:
             manifest = self.register.show(workspace_id)
             if manifest.id != workspace_id:
@@ -353,6 +360,8 @@ class Workspaces:
                     hint=f"give the folder its name back, or skep workspace repair {workspace_id}",
                 )
             await in_thread(self.trees.check, manifest.trees())
+            for folder in (holding.folder, self.trees.beside(manifest.upper, ".")):
+                manifests.clear_drafts(folder)
             return await Workspace(grounds, holding, manifest, outfit).ready()
         except BaseException:
             holding.close()
