@@ -107,7 +107,7 @@ class Walk:
                 yield replace(found, opaque=True) if self._covers(frame, name, holders, cut) else found
 
     def folder(self) -> int:
-        """Return the open folder that holds the entry come to last; for a folder, that folder itself."""
+        """Return the open folder that holds the entry come to last; a folder itself for one, the top before any."""
         return self._sight.cursors[self._last].fd
 
     def open(self, entry: Entry) -> int:

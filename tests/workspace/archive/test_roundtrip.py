@@ -185,6 +185,21 @@ async def test_a_tree_deeper_than_any_path_comes_back(folder_store: Store, tmp_p
         erase(str(tmp_path / "back"), (tmp_path / "back").stat().st_ino)
 
 
+async def test_a_tree_whose_top_is_shut_comes_back(folder_store: Store, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_text("inside")
+    os.setxattr(tree, "user.note", b"1")
+    tree.chmod(0)
+    archive = Archive(folder_store, KEY)
+    await archive.save("w", [str(tree)])
+    await archive.restore("w", tmp_path / "back")
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("tree", "back")] == [0, 0]
+    (tmp_path / "back").chmod(0o700)
+    assert (tmp_path / "back" / "file").read_text() == "inside"
+    assert os.getxattr(tmp_path / "back", "user.note") == b"1"
+
+
 async def test_bits_that_lend_rights_do_not_come_back(folder_store: Store, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "program").touch()

@@ -22,6 +22,7 @@ from skep.errors import ArchiveDamaged
 from skep.workspace.archive.catalogue import ARCHIVES, SNAPSHOTS, Catalogue, Version, archive_address, snapshot_address
 from skep.workspace.archive.chunks import PREFIX, Chunks
 from skep.workspace.archive.cipher import Cipher
+from skep.workspace.archive.conveyor import Conveyor
 from skep.workspace.archive.index import Index, SnapshotName, Tree
 from skep.workspace.archive.key import Key
 from skep.workspace.archive.objects import Store
@@ -165,7 +166,7 @@ class Archive:
             if snapshot is not None:
                 self._save_snapshot(watch, turn, chunks, snapshot)
             remembered = Remembered(self._memory_of(name))
-            work = Saving(chunks, remembered, watch, renew=turn.renew, lanes=self._store.lanes)
+            work = Saving(chunks, self._conveyor(chunks, watch, turn), remembered, watch)
             tree = work.tree(layers, over=[str(snapshot.tree)] if snapshot is not None else [])
             self._write(watch, turn, archive_address(name, version), name, version, tree, snapshot, meta)
         remembered.keep()
@@ -175,11 +176,14 @@ class Archive:
         address = snapshot_address(snapshot.hash)
         if self._catalogue.has(address):
             return
-        work = Saving(chunks, Remembered(None), watch, renew=turn.renew, lanes=self._store.lanes)
+        work = Saving(chunks, self._conveyor(chunks, watch, turn), Remembered(None), watch)
         tree = work.tree([str(snapshot.tree)], over=[])
         record = snapshot.tree.parent / "snapshot.json"
         meta = {"record": record.read_text()} if record.is_file() else {}
         self._write(watch, turn, address, snapshot.template, snapshot.version, tree, snapshot, meta)
+
+    def _conveyor(self, chunks: Chunks, watch: Watch, turn: Turn) -> Conveyor:
+        return Conveyor(chunks, watch, renew=turn.renew, lanes=self._store.lanes)
 
     def _write(
         self,
