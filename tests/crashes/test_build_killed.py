@@ -189,6 +189,19 @@ async def test_what_a_killed_build_left_is_also_swept_by_collecting(market: Mark
     assert shelf_names(tmp_path, "garden") == {before.version, "latest"}
 
 
+async def test_a_version_is_not_collected_before_it_is_the_latest(market: Market, tmp_path: Path) -> None:
+    snapshots, before = await first_version(tmp_path, market)
+    template(tmp_path, "garden", python={"dependencies": ["pear"]})
+    with building(tmp_path, market, "the latest") as process:
+        read_until(process, "the latest")
+        assert len(snapshots.versions("garden")) == 2
+        assert snapshots.collect(set()) == []
+        process.kill()
+        process.wait()
+    (removed,) = snapshots.collect(set())  # nobody holds it any more, and it never became the latest
+    assert removed != before
+
+
 async def test_a_first_build_that_was_killed_before_the_end_is_taken_up(market: Market, tmp_path: Path) -> None:
     template(tmp_path, "garden", python={"dependencies": ["pear"]})
     with building(tmp_path, market, "the latest") as process:

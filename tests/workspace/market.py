@@ -187,6 +187,7 @@ class Market(Mirror):
     """The running index. What is asked for while it is closed, or while a gate is shut, is told or kept waiting."""
 
     closed: bool = False
+    hashes: bool = True
     asked: list[str] = field(default_factory=list)
     #: Paths with this text in them are answered only when the gate opens.
     held: str = ""
@@ -244,10 +245,13 @@ class _Stall(_Handler):
 
     def _links(self, name: str) -> str:
         links = [
-            f'<a href="/files/{name}/{file}#sha256={hashlib.sha256(data).hexdigest()}">{file}</a>'
+            f'<a href="/files/{name}/{file}{self._fragment(data)}">{file}</a>'
             for file, data in self.mirror.python[name].items()
         ]
         return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
+
+    def _fragment(self, data: bytes) -> str:
+        return f"#sha256={hashlib.sha256(data).hexdigest()}" if self.mirror.hashes else ""
 
     def _versions(self, name: str) -> dict[str, object]:
         sold = self.mirror.node[name]

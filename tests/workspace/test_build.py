@@ -227,6 +227,13 @@ async def test_an_altered_file_is_not_installed(market: Market, tmp_path: Path) 
         await opened(tmp_path, market).build("altered")
 
 
+async def test_an_index_that_announces_no_hashes_will_do(market: Market, tmp_path: Path) -> None:
+    template(tmp_path, "bare", python={"dependencies": ["pear"]})
+    market.hashes = False
+    built = await opened(tmp_path, market).build("bare")
+    assert set(built.python_packages) == {"apple", "pear"}
+
+
 async def test_a_build_that_meets_its_disk_limit_is_storage_full(market: Market, tmp_path: Path) -> None:
     from dataclasses import replace
 

@@ -170,17 +170,8 @@ class Installer:
         await self._run(["/bin/sh", "-c", "rm -rf npm/_logs npm/_cacache/tmp uv/.tmp*"], cwd="/workspace")
 
     def _install(self, python: str) -> list[str]:
-        words = [
-            UV,
-            "pip",
-            "install",
-            "--python",
-            python,
-            "--no-deps",
-            "--require-hashes",
-            *self.indexes.python_flags(),
-        ]
-        return [*words, "-r", "-"]
+        # Hashes are checked wherever there are some; an index need not announce any.
+        return [UV, "pip", "install", "--python", python, "--no-deps", *self.indexes.python_flags(), "-r", "-"]
 
     async def _run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 from skep.errors import PackageRefused
 
 _FOLDER = "node_modules/"
+#: A line that asks for one release by its hashes, and for nothing else: a flag in it would be obeyed.
+_LINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*(?: --hash=[a-z0-9]+:[0-9a-f]+)*")
 #: What npm calls processors that the kernel calls otherwise.
 _CPUS = {
     "x86_64": "x64", "aarch64": "arm64", "armv7l": "arm", "i686": "ia32", "ppc64le": "ppc64", "loongarch64": "loong64",
@@ -65,8 +68,11 @@ class Resolution:
 
 
 def read_pylock(text: str) -> tuple[Artifact, ...]:
-    """Read what uv has chosen (PEP 751)."""
-    return tuple(_artifact(entry) for entry in tomllib.loads(text).get("packages", ()))
+    """Read what uv has chosen (PEP 751). Code of a package may have run beside uv, so nothing is taken on trust."""
+    try:
+        return tuple(_artifact(entry) for entry in tomllib.loads(text).get("packages", ()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PackageRefused("what was chosen cannot be read", hint="the log shows what was printed") from error
 
 
 def requirements(artifacts: tuple[Artifact, ...]) -> bytes:
@@ -80,14 +86,20 @@ def _artifact(entry: Mapping[str, Any]) -> Artifact:
     if not files:
         raise PackageRefused(f"{entry.get('name')} is not on the package index", hint="ask for packages by name")
     hashes = [f"{kind}:{digest}" for file in files for kind, digest in file.get("hashes", {}).items()]
-    return Artifact(str(entry["name"]), str(entry["version"]), tuple(hashes), needs_build=not wheels)
+    found = Artifact(str(entry["name"]), str(entry["version"]), tuple(hashes), needs_build=not wheels)
+    if _LINE.fullmatch(found.requirement()) is None:
+        raise PackageRefused(f"{found.name[:60]!a} is not a package that can be asked for", hint="leave it out")
+    return found
 
 
 def _entries(lock: bytes) -> dict[str, dict[str, Any]]:
     """Return the packages of npm's lock by the folder they go to."""
     if not lock:
         return {}
-    packages: dict[str, dict[str, Any]] = json.loads(lock).get("packages", {})
+    try:
+        packages: dict[str, dict[str, Any]] = dict(json.loads(lock)["packages"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise PackageRefused("npm's lock cannot be read", hint="the log shows what was printed") from error
     for path, entry in packages.items():
         if path and not str(entry.get("resolved", "http")).startswith("http"):
             raise PackageRefused(

@@ -84,7 +84,6 @@ class Shelf:
     def publish(self, draft: Path, version: str) -> Snapshot:
         """Give a finished draft its name; `latest` is not moved yet."""
         with explained(str(self.folder)), moment(self.folder / "lock"):
-            (draft / "lock").touch(mode=0o600)
             sync(draft)
             draft.rename(self.folder / version)
             sync(self.folder)

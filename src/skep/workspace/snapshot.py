@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from skep.errors import NotFound, WorkspaceDamaged
 from skep.state.names import shown
 from skep.workspace.manifest import put
+from skep.workspace.turn import shared
 
 RECORD = "snapshot.json"
 LOG = "build.log"
@@ -57,22 +57,19 @@ class Snapshot:
     @contextmanager
     def pinned(self) -> Iterator[None]:
         """Keep it from being collected; NotFound if it has been."""
-        try:
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError as error:
-            raise _gone(self.template, self.version) from error
-        try:
-            # Whoever collects holds the lock for a moment only: until the folder has another name.
-            fcntl.flock(fd, fcntl.LOCK_SH)
+        lock = self.folder / "lock"
+        if not self.folder.is_dir():
+            raise _gone(self.template, self.version)
+        with ExitStack() as held:
             try:
-                same = os.path.samestat(os.fstat(fd), (self.folder / "lock").stat())
-            except FileNotFoundError:
-                same = False
+                # Whoever collects holds it for a moment only: until the folder has another name, which this notices.
+                fd = held.enter_context(shared(lock))
+                same = os.path.samestat(os.fstat(fd), lock.stat())
+            except (WorkspaceDamaged, FileNotFoundError) as error:
+                raise _gone(self.template, self.version) from error
             if not same:
                 raise _gone(self.template, self.version)
             yield
-        finally:
-            os.close(fd)
 
 
 class Record(BaseModel):

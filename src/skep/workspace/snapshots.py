@@ -21,6 +21,7 @@ from skep.workspace.shelf import Shelf
 from skep.workspace.snapshot import LOG, Record, Snapshot, write
 from skep.workspace.template import Template
 from skep.workspace.templates import Templates
+from skep.workspace.turn import shared
 
 Tell = Callable[[str], None]
 
@@ -103,16 +104,18 @@ class Snapshots:
         decided = await plan(template, self.cache, self.indexes, journal, needed=needed)
         if not fresh and (found := shelf.with_hash(decided.hash)):
             journal.tell(f"{found.version} holds exactly this")
-            return shelf.point(found.version)
+            with found.pinned():
+                return shelf.point(found.version)
         build = Build(decided, draft / "tree", self.cache, self.indexes, journal, self.limits)
         await build.run()
         journal.tell("writing it to the disk")
         version = shelf.next_version(decided.hash)
         await in_thread(_seal, draft, version, decided)
-        journal.tell(f"naming it {version}")
-        shelf.publish(draft, version)
-        journal.tell(f"making {version} the latest")
-        return shelf.point(version)
+        with shared(draft / "lock"):  # it moves along; until it is the latest, a collection could take it for unused
+            journal.tell(f"naming it {version}")
+            shelf.publish(draft, version)
+            journal.tell(f"making {version} the latest")
+            return shelf.point(version)
 
 
 def _seal(draft: Path, version: str, decided: Plan) -> None:

@@ -34,6 +34,14 @@ def moment(lock: Path) -> Iterator[None]:
 
 
 @contextmanager
+def shared(lock: Path) -> Iterator[int]:
+    """Hold a lock together with others, and give it; whoever wants it alone does so for a moment or not at all."""
+    with _opened(lock) as fd:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield fd
+
+
+@contextmanager
 def chance(lock: Path) -> Iterator[bool]:
     """Say whether nobody has a turn and, if so, keep it so."""
     with _opened(lock) as fd:
