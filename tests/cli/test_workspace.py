@@ -239,3 +239,17 @@ def test_a_manifest_cut_short_is_damage_and_is_listed_as_such(garden: Cli, home:
     assert (ran.returncode, "repair" in ran.stderr) == (6, True)
     (row,) = json.loads(garden("workspace", "list", "--json").stdout)
     assert row["state"] == "damaged"
+
+
+def test_a_plain_folder_from_before_is_taken_in_with_its_files(cli: Cli, home: Path) -> None:
+    cli("hive", "create", "garden")
+    folder = home / ".local/share/skep/workspaces" / id_of(cli)
+    folder.mkdir(parents=True)
+    (folder / "bed").write_text("sown long ago\n")
+    assert inside(cli, "garden", "cat bed; echo more >> bed; cat bed; python -c 'print(6 * 7)'").splitlines() == [
+        "sown long ago",
+        "sown long ago",
+        "more",
+        "42",
+    ]
+    assert "garden" in inside(cli, "garden", "cat hive/.hive.toml")
