@@ -130,7 +130,7 @@ async def feel(sandbox: Sandbox, expected: Collection[str], touched: Collection[
         return Pulse(None, error.message)
     if answer is None:
         return Pulse(None, _last_line(ran.error_text) or f"it ended with {ran.exit_code}")
-    return Pulse(answer.version[:40], damaged=answer.troubles())
+    return Pulse(_plain(answer.version[:40]), damaged=answer.troubles())
 
 
 async def imports(sandbox: Sandbox, package: str) -> str | None:

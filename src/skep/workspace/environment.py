@@ -57,17 +57,17 @@ class Environment:
         return found
 
 
-def touched(above: Sequence[str], version: str) -> set[str] | None:
-    """Return the names in site-packages that layers above the snapshot have a part in; None if it may be any.
+def touched(above: Sequence[str], folder: str) -> set[str] | None:
+    """Return the names in a folder that layers above the snapshot have a part in; None if it may be any.
 
     All else is as the snapshot has it, which nobody can have changed.
     """
     with closing(Sight(above)) as sight:
-        for folder in site_packages(version).split("/"):
-            holders = sight.listing().get(folder)
+        for part in folder.split("/"):
+            holders = sight.listing().get(part)
             if holders is None:
                 return set()
-            if sight.kind(folder, holders[0]) != "folder" or sight.enter(folder, holders) is not None:
+            if sight.kind(part, holders[0]) != "folder" or sight.enter(part, holders) is not None:
                 return None
         return set(sight.listing())
 

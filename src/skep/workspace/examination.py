@@ -174,12 +174,20 @@ class Examination:
         if not damaged:
             self.note("packages", "ok", f"{len(wanted)} Python packages are whole")
 
-    async def node(self, sandbox: Sandbox | None, seen: Environment, wanted: dict[str, str], *, thorough: bool) -> None:
+    async def node(
+        self,
+        sandbox: Sandbox,
+        seen: Environment,
+        wanted: dict[str, str],
+        *,
+        changed: set[str] | None = None,
+        thorough: bool = False,
+    ) -> None:
         """Look whether the packages for JavaScript can be found."""
         if not wanted:
             return
-        troubles = await in_thread(lacking, seen.view, wanted)
-        if thorough and sandbox is not None:
+        troubles = await in_thread(lacking, seen.view, wanted, deep=changed != set())
+        if thorough:
             troubles = {**await resolves(sandbox, sorted(wanted.keys() - troubles.keys())), **troubles}
         for name, what in sorted(troubles.items()):
             self.broken("modules", f"the Node package {name} {what}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from skep.errors import SkepError, WorkspaceBusy
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.environment import Environment, touched
+from skep.workspace.environment import Environment, site_packages, touched
 from skep.workspace.examination import Examination, node_wanted, python_wanted, snapshot_below
 from skep.workspace.faults import in_thread
 from skep.workspace.finding import Finding, Report
@@ -49,10 +49,16 @@ async def _inside(found: Examination, grounds: Grounds, sandbox: Sandbox, *, tho
     snapshot = await in_thread(snapshot_below, grounds, manifest)
     stack = grounds.stack(manifest)
     seen = await in_thread(Environment.read, (stack.upper, *stack.layers))
+
+    def changed_in(folder: str) -> set[str] | None:
+        """Say where a folder can differ from the snapshot's."""
+        return touched((stack.upper, *stack.layers[:-1]), folder) if manifest.below.based and not thorough else None
+
     await in_thread(found.files, seen, manifest, snapshot)
     python = await in_thread(python_wanted, seen, manifest, snapshot)
     if python is not None:
-        version, layered = seen.python_version, manifest.below.based and not thorough
-        changed = await in_thread(touched, (stack.upper, *stack.layers[:-1]), version) if version and layered else None
+        changed = await in_thread(changed_in, site_packages(seen.python_version or ""))
         await found.python(sandbox, python, changed=changed, thorough=thorough)
-    await found.node(sandbox, seen, await in_thread(node_wanted, seen, manifest, snapshot), thorough=thorough)
+    changed = await in_thread(changed_in, "node_modules")
+    wanted = await in_thread(node_wanted, seen, manifest, snapshot)
+    await found.node(sandbox, seen, wanted, changed=changed, thorough=thorough)

@@ -14,15 +14,35 @@ from skep.workspace.view import View
 _ENDINGS = ("", ".js", ".json", ".node", ".mjs", ".cjs", "/index.js", "/index.json", "/index.node")
 
 
-def lacking(view: View, names: Iterable[str]) -> dict[str, str]:
-    """Return the packages that cannot be resolved, and what is wrong with each."""
-    there = view.names("node_modules")
+def lacking(view: View, names: Iterable[str], *, deep: bool) -> dict[str, str]:
+    """Return the packages that cannot be resolved, and what is wrong with each.
+
+    `deep` opens each of them, and those that they need; otherwise it is enough that there is a folder.
+    """
+    there = set(view.names("node_modules"))
     if not there:
         return dict.fromkeys(names, "is not installed: node_modules is gone")
-    scoped = {name for scope in there if scope.startswith("@") for name in view.names(f"node_modules/{scope}")}
-    found = {name: _trouble(view, name) for name in names if name.rpartition("/")[2] in {*there, *scoped}}
-    missing = {name: "is not installed" for name in names if name not in found}
-    return {**missing, **{name: trouble for name, trouble in found.items() if trouble is not None}}
+    for scope in [name for name in there if name.startswith("@")]:
+        there |= {f"{scope}/{name}" for name in view.names(f"node_modules/{scope}")}
+    missing = {name: "is not installed" for name in names if name not in there}
+    return {**missing, **_deep(view, [name for name in names if name in there], there)} if deep else missing
+
+
+def _deep(view: View, names: list[str], there: set[str]) -> dict[str, str]:
+    troubles: dict[str, str] = {}
+    waiting, seen = list(names), set(names)
+    while waiting:
+        name = waiting.pop()
+        manifest, trouble = _opened(view, name)
+        if trouble is not None:
+            troubles[name] = trouble
+        for other in manifest.get("dependencies", {}) if isinstance(manifest.get("dependencies"), dict) else ():
+            if other in there and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+            elif other not in there and view.find(f"node_modules/{name}/node_modules/{other}") is None:
+                troubles.setdefault(str(other)[:100], f"is not installed, and {name} needs it")
+    return troubles
 
 
 def at_odds(wanted: dict[str, str], have: dict[str, str]) -> dict[str, str]:
@@ -34,18 +54,19 @@ def at_odds(wanted: dict[str, str], have: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _trouble(view: View, name: str) -> str | None:
+def _opened(view: View, name: str) -> tuple[dict[str, Any], str | None]:
+    """Return what the package.json of a package says, and what is wrong with the package."""
     folder = f"node_modules/{name}"
     text = view.read(f"{folder}/package.json")
     if text is None:
-        return "is not installed: its package.json is missing"
+        return {}, "is not installed: its package.json is missing"
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
-        return "has a package.json that cannot be read"
-    return None if _resolves(view, folder, manifest) else "lacks the file that it begins with"
+        return {}, "has a package.json that cannot be read"
+    return manifest, None if _resolves(view, folder, manifest) else "lacks the file that it begins with"
 
 
 def _resolves(view: View, folder: str, manifest: dict[str, Any]) -> bool:

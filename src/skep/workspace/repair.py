@@ -134,10 +134,10 @@ class _Repair:
         with explained(upper):
             if os.geteuid() == 0:
                 _chown(upper)
-            for path in ("", PYTHON_HOME, MODULES, *LAYOUT):
+            for path, mode in {"": 0o700, **dict.fromkeys((PYTHON_HOME, MODULES, *LAYOUT), 0o755)}.items():
                 place = Path(upper, path)
-                if place.is_dir() and not place.is_symlink():
-                    place.chmod(stat.S_IMODE(place.stat().st_mode) | 0o700)
+                if place.is_dir() and not place.is_symlink() and (had := place.stat().st_mode) & 0o700 != 0o700:
+                    place.chmod(stat.S_IMODE(had) | mode)
 
     async def _write_files(self) -> None:
         """Write pyproject.toml and its like again where they are broken or gone."""

@@ -80,7 +80,11 @@ class Graft:
 
     def script(self, stage: str) -> str:
         """Write the commands that put everything in its place, from /workspace."""
-        lines = ["set -e", *(_line("rm -rf --", some) for some in _chunks(self.doomed))]
+        tops = dict.fromkeys(path.partition("/")[0] for path in (*self.doomed, *self.moves))
+        # A folder that its owner has shut to itself would stop everything halfway.
+        lines = [f"find ./{shlex.quote(name)} -type d ! -perm -700 -exec chmod u+rwx {{}} \\;" for name in tops]
+        lines = [f"{line} 2> /dev/null || :" for line in lines]
+        lines += ["set -e", *(_line("rm -rf --", some) for some in _chunks(self.doomed))]
         places: dict[str, list[str]] = {}
         for path in self.moves:
             places.setdefault(path.rpartition("/")[0] or ".", []).append(f"{stage}/new/{path}")
