@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import io
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -369,7 +370,7 @@ async def test_no_path_is_there_twice(pair: tuple[str, str], files: Tree, tmp_pa
             archive.extractall(tmp_path / "control", filter="fully_trusted")
         assert len([path for path in (tmp_path / "control").rglob("*") if path.is_file()]) == 1
     arrival = await receive(files, [Sent("sent.tar", data)])
-    assert arrival.arrived[0].unpacked is None
+    assert re.match("an entry (has no name, or that of another|is a file and a folder)", arrival.arrived[0].left_packed)
 
 
 @pytest.mark.parametrize("place", ["attachments", "attachments/a.zip", "attachments/a"])
