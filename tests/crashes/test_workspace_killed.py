@@ -44,9 +44,13 @@ def quick() -> Iterator[Path]:
         yield Path(folder)
 
 
+#: Without layers these are a fork, and nothing, again.
+ALIKE = {("clone", "copy"), ("compact", "copy")}
+CHANGES = [(deed, layering) for deed in DEEDS for layering in LAYERINGS if (deed, layering) not in ALIKE]
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layering", LAYERINGS)
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize(("deed", "layering"), CHANGES)
 def test_a_kill_before_any_call_that_changes_a_file_leaves_the_old_or_the_new_state(
     deed: str, layering: Layering, quick: Path
 ) -> None:

@@ -71,10 +71,18 @@ async def plain(workspaces: Workspaces) -> None:
 
 
 async def many_layers(workspaces: Workspaces) -> None:
-    await workspaces.create("hv-one")
-    for number in range(MOST_LAYERS + 1):
-        (upper(workspaces, "hv-one") / f"f{number}").write_text(f"{number}\n")
-        await workspaces.checkpoint("hv-one")
+    manifest = await workspaces.create("hv-one")
+
+    def layer(number: int) -> str:
+        def fill(tree: Path, _: object) -> None:
+            (tree / f"f{number}").write_text(f"{number}\n")
+            (tree / "same").write_text(f"{number}\n")
+
+        owner = workspaces.trees.owner(manifest.upper)
+        return workspaces.trees.new(birth=manifest.birth, owner=owner, fill=fill)
+
+    async with workspaces.hold("hv-one") as workspace:
+        await workspace.amend(layers=tuple(layer(number) for number in range(MOST_LAYERS + 1)))
 
 
 async def half_made(workspaces: Workspaces) -> None:

@@ -26,7 +26,7 @@ async def test_a_rollback_brings_back_exactly_what_was_kept(workspaces: Workspac
     await workspaces.create("hv-one")
     async with workspaces.hold("hv-one") as workspace:
         sandbox = await workspace.sandbox()
-        assert (await sandbox.run("echo one > note; mkdir -p a/b; echo deep > a/b/c; chmod 640 note")).ok
+        assert (await sandbox.run("echo one > note; mkdir -p a/b; echo deep > a/b/c; chmod 640 note; chmod 750 .")).ok
         before = await tree_hash(sandbox)
         kept = await workspace.checkpoint("risky", note="before the mess")
         assert await tree_hash(sandbox) == before, "keeping it changes nothing"

@@ -6,7 +6,7 @@ from skep.sandbox.sandbox import Sandbox
 
 _PROGRAM = r"""
 import hashlib, os, stat, sys
-digest = hashlib.sha256()
+digest = hashlib.sha256(str(os.stat("/workspace").st_mode).encode())
 for folder, folders, files in os.walk("/workspace"):
     folders.sort()
     for name in sorted(folders + files):

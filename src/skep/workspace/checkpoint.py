@@ -41,7 +41,7 @@ async def freeze(held: Held, then: Then = lambda manifest, _: manifest) -> State
 
 async def _seal(held: Held, then: Then) -> State:
     before, grounds = held.manifest, held.grounds
-    upper = await in_thread(grounds.next_upper, before)
+    upper = await in_thread(grounds.next_upper, before, [str(grounds.trees.tree(before.upper))])
     grounds.on_phase("new upper")
     state = before.below.model_copy(update={"layers": (before.upper, *before.layers)})
     after = then(before, state)
@@ -112,7 +112,7 @@ async def roll_back(held: Held, target: Checkpoint) -> Checkpoint:
             upper = await in_thread(grounds.copy, before, layers)
             below = target.state.model_copy(update={"layers": (), "based": False})
         else:
-            upper, below = await in_thread(grounds.next_upper, before), target.state
+            upper, below = await in_thread(grounds.next_upper, before, layers), target.state
         grounds.on_phase("new upper")
         await held.save(before.changed(upper=upper, below=below, checkpoints=(*before.checkpoints, undo)))
         grounds.on_phase("rolled back")

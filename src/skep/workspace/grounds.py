@@ -86,9 +86,13 @@ class Grounds:
             inodes=max(self.limits.inodes - taken.inodes, _LEAST_INODES),
         )
 
-    def next_upper(self, manifest: Manifest) -> str:
-        """Make an empty tree for a workspace to write to, of the same user as the one that it has."""
-        return self.trees.new(birth=manifest.birth, owner=self.trees.owner(manifest.upper))
+    def next_upper(self, manifest: Manifest, below: Sequence[str]) -> str:
+        """Make an empty tree for a workspace to write above others, of the same user as the one that it has."""
+
+        def fill(target: Path, _: Owner | None) -> None:
+            resemble(target, below)
+
+        return self.trees.new(birth=manifest.birth, owner=self.trees.owner(manifest.upper), fill=fill)
 
     def copy(self, manifest: Manifest, layers: Sequence[str]) -> str:
         """Copy what some layers show, with nothing below, into a new tree that the workspace may write."""
@@ -130,6 +134,12 @@ class Grounds:
             return Note(shared={folders[folder]: size for folder, size in copying.shared.items()})
 
         return self.trees.new(birth=manifest.birth, owner=owner, fill=fill)
+
+
+def resemble(tree: Path, below: Sequence[str]) -> None:
+    """Give an empty tree the mode of the one that it covers: a workspace has that of its uppermost."""
+    if below:
+        tree.chmod(stat.S_IMODE(Path(below[0]).stat().st_mode))
 
 
 def lay_out(tree: Path, owner: Owner | None) -> None:

@@ -18,7 +18,7 @@ from skep.sandbox.claim import Owner, claim
 from skep.workspace import manifest as manifests
 from skep.workspace.copying import Copying, flush
 from skep.workspace.faults import explained
-from skep.workspace.grounds import Grounds, lay_out
+from skep.workspace.grounds import Grounds, lay_out, resemble
 from skep.workspace.held import keep_copy
 from skep.workspace.holding import Holding, Taken
 from skep.workspace.manifest import MARK, Manifest, State
@@ -81,7 +81,9 @@ def make(
     def fill(target: Path, owner: Owner | None) -> Note | None:
         if copy_of:
             Copying(target, owner).run(copy_of, over=())
-        if not bare:
+        if bare:
+            resemble(target, grounds.layers(manifest.below, manifest.template))
+        else:
             lay_out(target, owner)
         if copy_of:
             flush(target)
