@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tests.workspace.archive.conftest import KEY
 from tests.workspace.archive.likeness import likeness
+from tests.workspace.archive.test_roundtrip import make_snapshot
 
+from skep.errors import ArchiveDamaged
 from skep.workspace.archive.archive import Archive
 from skep.workspace.archive.store import Store, open_store
 
@@ -121,6 +123,33 @@ async def test_what_is_remembered_of_a_store_that_lost_it_is_stored_again(rememb
             chunk.unlink()
     await remembering.save("w", [str(tree)])
     await remembering.restore("w", tmp_path / "back")
+    assert likeness(tmp_path / "back") == likeness(tree)
+
+
+async def test_a_snapshot_that_the_store_lost_a_chunk_of_is_stored_again(folder_store: Store, tmp_path: Path) -> None:
+    archive = Archive(folder_store, KEY)
+    (tmp_path / "tree").mkdir()
+    snapshot = make_snapshot(tmp_path)
+    await archive.save("w", [str(tmp_path / "tree")], snapshot=snapshot)
+    for chunk in list(folder_store.list("chunks/")):
+        folder_store.remove(chunk.name)
+    await archive.save("w", [str(tmp_path / "tree")], snapshot=snapshot)
+    await archive.restore_snapshot(snapshot.hash, tmp_path / "back")
+    assert likeness(tmp_path / "back") == likeness(snapshot.tree)
+
+
+async def test_a_damaged_chunk_that_was_removed_is_stored_again(folder_store: Store, tmp_path: Path) -> None:
+    archive = Archive(folder_store, KEY)
+    tree = make(tmp_path / "tree", files=5)
+    await archive.save("w", [str(tree)])
+    bad = next(iter(folder_store.list("chunks/"))).name
+    folder_store.put(bad, b"x" * 1000)
+    with pytest.raises(ArchiveDamaged, match=bad) as damage:
+        await archive.restore("w", tmp_path / "back")
+    assert "remove this object" in str(damage.value.hint)
+    folder_store.remove(bad)
+    await archive.save("w", [str(tree)])
+    await archive.restore("w", tmp_path / "back")
     assert likeness(tmp_path / "back") == likeness(tree)
 
 

@@ -213,9 +213,12 @@ async def test_bits_that_lend_rights_do_not_come_back(folder_store: Store, tmp_p
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 async def test_files_come_back_as_the_owner_that_is_named(folder_store: Store, tmp_path: Path) -> None:
     tree = make_everything(tmp_path / "tree")
+    snapshot = make_snapshot(tmp_path)
+    os.mknod(tree / "shadowed", stat.S_IFCHR, 0)
     archive = Archive(folder_store, KEY)
-    await archive.save("w", [str(tree)])
+    await archive.save("w", [str(tree)], snapshot=snapshot)
     await archive.restore("w", tmp_path / "back", owner=(61111, 61112))
+    assert stat.S_ISCHR((tmp_path / "back" / "shadowed").lstat().st_mode)
     paths = [tmp_path / "back", *(tmp_path / "back").rglob("*")]
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in paths} == {(61111, 61112)}
 

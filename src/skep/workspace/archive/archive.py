@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from skep.errors import ArchiveDamaged
+from skep.errors import ArchiveDamaged, NotFound
 from skep.workspace.archive.catalogue import ARCHIVES, SNAPSHOTS, Catalogue, Version, archive_address, snapshot_address
 from skep.workspace.archive.chunks import PREFIX, Chunks
 from skep.workspace.archive.cipher import Cipher
@@ -174,13 +174,21 @@ class Archive:
 
     def _save_snapshot(self, watch: Watch, turn: Turn, chunks: Chunks, snapshot: SnapshotTree) -> None:
         address = snapshot_address(snapshot.hash)
-        if self._catalogue.has(address):
+        if self._has_all(address, chunks):
             return
         work = Saving(chunks, self._conveyor(chunks, watch, turn), Remembered(None), watch)
         tree = work.tree([str(snapshot.tree)], over=[])
         record = snapshot.tree.parent / "snapshot.json"
         meta = {"record": record.read_text()} if record.is_file() else {}
         self._write(watch, turn, address, snapshot.template, snapshot.version, tree, snapshot, meta)
+
+    def _has_all(self, address: str, chunks: Chunks) -> bool:
+        """Tell whether the store has an index and all that it needs."""
+        try:
+            tree = self._catalogue.read(address).tree
+        except NotFound:
+            return False
+        return all(map(chunks.has, [*tree.rows, *tree.chunks]))
 
     def _conveyor(self, chunks: Chunks, watch: Watch, turn: Turn) -> Conveyor:
         return Conveyor(chunks, watch, renew=turn.renew, lanes=self._store.lanes)

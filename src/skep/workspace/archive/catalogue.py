@@ -46,9 +46,6 @@ class Catalogue:
         """Return an index; NotFound if there is none."""
         return decode_index(self._cipher.open(self._store.get(address), address), address)
 
-    def has(self, address: str) -> bool:
-        return self._store.find(address) is not None
-
     def remove(self, address: str) -> None:
         self._store.remove(address)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skep.errors import ArchiveDamaged, NotFound
-from skep.workspace.archive.cipher import SMALLEST, Cipher
+from skep.workspace.archive.cipher import DAMAGE_HINT, SMALLEST, Cipher
 from skep.workspace.archive.objects import Store
 
 PREFIX = "chunks/"
@@ -40,10 +40,10 @@ class Chunks:
         try:
             sealed = self._store.get(name)
         except NotFound as error:
-            raise ArchiveDamaged(f"{name} is missing", hint="restore an older version") from error
+            raise ArchiveDamaged(f"{name} is missing", hint="restore an older version, or save again") from error
         plain = self._cipher.open(sealed, name)
         if self._cipher.key.name(plain) != chunk:
-            raise ArchiveDamaged(f"{name} does not hold what its name says", hint="restore an older version")
+            raise ArchiveDamaged(f"{name} does not hold what its name says", hint=DAMAGE_HINT)
         return plain
 
 

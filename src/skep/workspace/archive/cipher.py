@@ -21,6 +21,8 @@ from skep.workspace.archive.key import Key
 FORMAT = 1
 #: More than any object holds when it is opened: a guard, not a limit on files.
 LARGEST = 1 << 30
+#: An object that is there is not stored again, so one that is damaged has to go first.
+DAMAGE_HINT = "restore an older version; or remove this object from the store and save the workspace again"
 _MAGIC = b"SKEP"
 _HEADER = struct.Struct(">4sI8s12s")
 SMALLEST = _HEADER.size + 16
@@ -85,4 +87,4 @@ class Cipher:
 
 
 def _damaged(name: str, what: str) -> ArchiveDamaged:
-    return ArchiveDamaged(f"{name} {what}", hint="restore an older version, and keep this one to look into")
+    return ArchiveDamaged(f"{name} {what}", hint=DAMAGE_HINT)

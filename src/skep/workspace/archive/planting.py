@@ -51,6 +51,7 @@ class Planting:
                 self._add_name(row, name)
             case "whiteout":
                 pierce(self._here, name)
+                self._give(name)
             case "pipe" | "socket":
                 os.mknod(name, _NODES[row.code] | 0o600, dir_fd=self._here)
                 os.chmod(name, row.mode & _MODE, dir_fd=self._here)
@@ -139,9 +140,12 @@ class Planting:
             raise ArchiveDamaged(f"row {self._count} has the attribute {name!r}", hint="restore an older version")
         os.setxattr(fd, name, value.encode("latin-1"))
 
-    def _dress(self, row: Row, name: str) -> None:
+    def _give(self, name: str) -> None:
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=self._here, follow_symlinks=False)
+
+    def _dress(self, row: Row, name: str) -> None:
+        self._give(name)
         os.utime(name, ns=(row.mtime_ns, row.mtime_ns), dir_fd=self._here, follow_symlinks=False)
 
 
