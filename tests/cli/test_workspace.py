@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.workspace.archive.bucket import Bucket, serving
 
 Ran = subprocess.CompletedProcess[str]
 Cli = Callable[..., Ran]
@@ -253,3 +254,21 @@ def test_a_plain_folder_from_before_is_taken_in_with_its_files(cli: Cli, home: P
         "42",
     ]
     assert "garden" in inside(cli, "garden", "cat hive/.hive.toml")
+
+
+def test_archives_go_to_a_store_that_speaks_s3_with_keys_from_the_environment(
+    garden: Cli, config: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as endpoint:
+        Bucket(endpoint, "bees").create()
+        config.write_text(json.dumps({"workspace": {"archive_url": f"s3://bees/hives?endpoint={endpoint}"}}))
+        without = garden("workspace", "destroy", "garden", "--yes")
+        assert (without.returncode, "SKEP_S3_ACCESS_KEY_ID" in without.stderr) == (2, True)
+        monkeypatch.setenv("SKEP_S3_ACCESS_KEY_ID", "access")
+        monkeypatch.setenv("SKEP_S3_SECRET_ACCESS_KEY", "planted-secret")
+        assert garden("workspace", "destroy", "garden", "--yes").returncode == 0
+        back = garden("workspace", "restore", "garden")
+        assert back.returncode == 0, back.stderr
+    assert inside(garden, "garden", "cat bed") == "sown\n"
+    kept = [file for file in home.rglob("*") if file.is_file() and not file.is_symlink()]
+    assert not any(b"planted-secret" in file.read_bytes() for file in kept)

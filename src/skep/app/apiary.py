@@ -15,7 +15,7 @@ import structlog
 from skep.app.computer import limits, log_event
 from skep.config import Paths, Settings
 from skep.config.secrets import StoreKeys
-from skep.errors import Conflict, NotFound, WorkspaceBusy, WorkspaceDamaged
+from skep.errors import ConfigInvalid, Conflict, NotFound, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.census import Census
 from skep.sandbox.claim import claim
 from skep.sandbox.egress.network import Network
@@ -247,6 +247,11 @@ class Apiary:
         keys, credentials = self.keys, None
         if keys.access_key_id is not None and keys.secret_access_key is not None:
             credentials = Credentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
+        elif url.startswith("s3:"):
+            raise ConfigInvalid(
+                "the store of archives needs keys, which come from the environment",
+                hint="export SKEP_S3_ACCESS_KEY_ID=… SKEP_S3_SECRET_ACCESS_KEY=…",
+            )
         store = open_store(url, credentials=credentials)
         return Archive(store, ensure_key(self.home / "keys" / "archive.key"), memory=self.home / "archived")
 

@@ -237,9 +237,13 @@ def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitabl
 
 def complete_workspace(incomplete: str) -> list[str]:
     from skep.config import load
+    from skep.errors import SkepError
 
     environment = Environment.read()
-    ids = [manifest.id for manifest in open_apiary(environment, load(environment.paths)).workspaces.list()]
+    try:
+        ids = open_apiary(environment, load(environment.paths)).ids()
+    except SkepError:  # completion has no place to show an error
+        return []
     return [*complete_hive(incomplete), *(name for name in ids if name.startswith(incomplete))]
 
 
