@@ -20,7 +20,8 @@ async def parent(workspaces: Workspaces) -> None:
     await workspaces.create("parent")
     async with workspaces.enter("parent") as sandbox:
         ran = await sandbox.run(
-            "echo mine > note; mkdir -p a/b; echo deep > a/b/c; rm -r node_modules; ln -s note link; chmod 600 note; chmod 751 ."
+            "echo mine > note; mkdir -p a/b; echo deep > a/b/c; rm -r node_modules; ln -s note link; chmod 600 note;"
+            " chmod 751 ."
         )
         assert ran.ok
 
