@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.workspace.orchard import Orchard, growing, own_hash, said
@@ -230,6 +232,17 @@ async def test_files_of_another_user_are_given_back(orchard: Orchard) -> None:
     async with workspaces.enter(workspace_id) as sandbox:
         assert await own_hash(sandbox) == before
         await said(sandbox, "echo more >> note; touch src/deep/two")
+
+
+async def test_a_link_in_the_place_of_a_usual_folder_leads_a_repair_nowhere(orchard: Orchard, tmp_path: Path) -> None:
+    workspaces = orchard.workspaces()
+    workspace_id = await orchard.planted(workspaces)
+    outside = tmp_path / "display"
+    outside.mkdir(mode=0o500)
+    await hurt(workspaces, workspace_id, f"rm -r output; ln -s {tmp_path} output; chmod 0 attachments")
+    repaired = await orchard.repair(workspaces, workspace_id)
+    assert "gave files back to the user of the workspace" in repaired.done
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o500
 
 
 async def test_a_workspace_that_another_process_holds_is_busy(orchard: Orchard) -> None:

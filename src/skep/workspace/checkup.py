@@ -32,12 +32,12 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 def wrong_files(folder):
-    wrong = []
+    wrong, own = [], os.path.basename(folder) + "/RECORD"
     with open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
         for row in file:
             path, _, size = row.rstrip().rpartition(",")
             path = path.rpartition(",")[0]
-            if size and (touched is None or path.partition("/")[0] in touched) and not path.startswith('"'):
+            if size and path != own and (touched is None or path.partition("/")[0] in touched) and not path.startswith('"'):
                 try:
                     right = os.stat(os.path.join(site, path)).st_size == int(size)
                 except OSError:

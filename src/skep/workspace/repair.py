@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from skep.workspace.trial import MODULES, PYTHON_HOME, Trial, layers_of
 from skep.workspace.view import View
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
+
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _quiet(_: str) -> None:
@@ -113,20 +116,36 @@ class _Repair:
 
     async def run(self, codes: Collection[str]) -> None:
         require_settled(self.workspace)
+        await self.workspace.stop()
         if {"owners", "modes"} & {*codes}:
             await in_thread(self._hand_over)
             self.done.append("gave files back to the user of the workspace")
         if "declared" in codes:
-            await self._write_files()
+            with self._told("the files that declare packages cannot be written"):
+                await self._write_files()
         if {"python", "packages"} & {*codes}:
-            await self._rebuild(PYTHON_HOME)
+            with self._told(f"{PYTHON_HOME} cannot be rebuilt"):
+                await self._rebuild(PYTHON_HOME)
         if "modules" in codes:
-            await self._rebuild(MODULES)
+            with self._told(f"{MODULES} cannot be rebuilt"):
+                await self._rebuild(MODULES)
         if "layout" in codes:
-            sandbox = await self.workspace.sandbox()
-            for path in LAYOUT:
-                await sandbox.files.mkdir(path)
-            self.done.append("made the usual folders again")
+            with self._told("the usual folders cannot be made"):
+                await self._lay_out()
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Note what cannot be done, and go on with the rest."""
+        try:
+            yield
+        except SkepError as error:
+            self.left.append(Finding("repair", "broken", f"{what}: {error.message}", error.hint))
+
+    async def _lay_out(self) -> None:
+        sandbox = await self.workspace.sandbox()
+        for path in LAYOUT:
+            await sandbox.files.mkdir(path)
+        self.done.append("made the usual folders again")
 
     def _hand_over(self) -> None:
         """Make everything in the tree that is written its owner's, and open the folders that have to be open."""
@@ -134,10 +153,10 @@ class _Repair:
         with explained(upper):
             if os.geteuid() == 0:
                 _chown(upper)
-            for path, mode in {"": 0o700, **dict.fromkeys((PYTHON_HOME, MODULES, *LAYOUT), 0o755)}.items():
-                place = Path(upper, path)
-                if place.is_dir() and not place.is_symlink() and (had := place.stat().st_mode) & 0o700 != 0o700:
-                    place.chmod(stat.S_IMODE(had) | mode)
+            _open_up(upper, ".", 0o700)
+            for path in (PYTHON_HOME, MODULES, *LAYOUT):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    _open_up(upper, path, 0o755)
 
     async def _write_files(self) -> None:
         """Write pyproject.toml and its like again where they are broken or gone."""
@@ -166,8 +185,6 @@ class _Repair:
             packages = self.workspace.manifest.packages
             await whole(self._put(Decision(packages=packages, names=(name,), over="snapshot")))
             self.done.append(f"rebuilt {name} from the snapshot")
-        except SkepError as error:
-            self.left.append(Finding("repair", "broken", f"{name} cannot be rebuilt: {error.message}", error.hint))
         finally:
             if self.workspace.manifest.installing is None:
                 await in_thread(trial.end)
@@ -210,6 +227,21 @@ class _Repair:
     async def _put(self, decision: Decision) -> None:
         async with alone(self.workspace):
             await carry_out(self.workspace, decision)
+
+
+def _open_up(upper: str, path: str, mode: int) -> None:
+    """Let a folder's own user use it. A link in its place, or on the way to it, is left alone."""
+    place = os.open(upper, _PLACE)
+    try:
+        for part in path.split("/"):
+            below = os.open(part, _PLACE, dir_fd=place)
+            os.close(place)
+            place = below
+        found = os.fstat(place).st_mode
+        if found & 0o700 != 0o700:
+            Path(f"/proc/self/fd/{place}").chmod(stat.S_IMODE(found) | mode)
+    finally:
+        os.close(place)
 
 
 def _chown(upper: str) -> None:
