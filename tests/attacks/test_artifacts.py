@@ -119,6 +119,29 @@ async def test_links_that_come_and_go_bring_nothing_of_the_host(secret: Path, fo
     assert (folder / "trap").read_text() == SECRET
 
 
+class Swapped(Tree):
+    """A workspace in which a link takes the place of each file at the worst moment."""
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        place = os.open(f"/proc/self/fd/{self.root_fd}/{path.rpartition('/')[0]}", os.O_PATH)
+        os.unlink(path.rpartition("/")[2], dir_fd=place)
+        os.symlink("../../private", path.rpartition("/")[2], dir_fd=place)
+        os.close(place)
+        async for piece in super().stream(path):
+            yield piece
+
+
+async def test_a_link_swapped_in_at_the_worst_moment_brings_nothing(folder: Path, shelf: Shelf) -> None:
+    files = Swapped.at(str(folder))
+    await files.write("private", b"mine alone")
+    await files.write("output/display/file", b"for you")
+    found = await collected(files, shelf)
+    assert (found.artifacts, stored(shelf)) == ((), [])
+    assert found.skipped[0].reason == "it is a link"
+    assert (folder / "output/display/file").read_bytes() == b"mine alone"
+    files.close()
+
+
 async def test_a_pipe_does_not_hold_the_collector(files: Tree, folder: Path, shelf: Shelf) -> None:
     await files.write("output/display/z", b"last")
     pipe = folder / "output/display/pipe"
@@ -239,10 +262,11 @@ async def test_a_picture_that_unpacks_to_gigabytes_has_no_small_one(files: Tree,
     ran = subprocess.run(control, capture_output=True, text=True, timeout=60)
     assert ran.stdout == "out of memory\n", ran.stderr
     await files.write("output/display/bomb.png", data)
-    await files.write("output/display/fair.png", bomb(2000))
+    await files.write("output/display/large.png", bomb(8000))
+    await files.write("output/display/fair.png", bomb(7000))
     found = await collected(files, shelf)
     looks = {artifact.name: artifact.preview for artifact in found.artifacts}
-    assert looks["bomb.png"] is None
+    assert (looks["bomb.png"], looks["large.png"]) == (None, None)
     assert isinstance(looks["fair.png"], ImagePreview)
 
 

@@ -25,7 +25,7 @@ MAX_TTL_S = 24 * 3600.0
 _KEY_BYTES = 32
 _TOKEN_CHARACTERS = 1024
 _SESSION_CHARACTERS = 200
-#: Bound into every signature, so that nothing signed for another purpose with this key can pass for a link.
+#: Bound into the key, so that nothing signed with it for another purpose can pass for a link.
 _PURPOSE = b"skep preview link 1"
 
 
@@ -82,7 +82,7 @@ class Links:
         return link
 
     def _signature(self, text: str) -> str:
-        return _encoded(hmac.digest(self._key, _PURPOSE + b"\0" + _plain(text), "sha256"))
+        return _encoded(hmac.digest(self._key, _plain(text), "sha256"))
 
 
 def _plain(text: str) -> bytes:
