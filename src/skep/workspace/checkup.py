@@ -37,13 +37,16 @@ def wrong_files(folder):
         for row in file:
             path, _, size = row.rstrip().rpartition(",")
             path = path.rpartition(",")[0]
-            if size and path != own and (touched is None or path.partition("/")[0] in touched) and not path.startswith('"'):
-                try:
-                    right = os.stat(os.path.join(site, path)).st_size == int(size)
-                except OSError:
-                    right = False
-                if not right:
-                    wrong.append(path)
+            if not size or path == own or path.startswith('"'):
+                continue
+            if touched is not None and path.partition("/")[0] not in touched:
+                continue
+            try:
+                right = os.stat(os.path.join(site, path)).st_size == int(size)
+            except OSError:
+                right = False
+            if not right:
+                wrong.append(path)
     return wrong
 
 def needs(folder):
