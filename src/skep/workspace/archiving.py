@@ -192,18 +192,34 @@ def _appear(
     grounds.on_phase("named")
     grounds.trees.new(layer, birth=manifest.birth, owner=owner, fill=lambda target, _: _move(tree, target))
     grounds.on_phase("moved")
-    try:
-        if grounds.layering == "overlay":
-            making.make(grounds, register, holding, layered, bare=True)
-            return layered
-        flat = manifest.below.model_copy(update={"based": False})
-        copied = manifest.model_copy(update={"below": flat, "dropped": (layer,)})
-        making.make(grounds, register, holding, copied, copy_of=grounds.layers(layered.below, manifest.template))
-    except BaseException:
-        grounds.trees.drop([layer])
-        raise
+    if grounds.layering == "overlay":
+        _finish(grounds, register, holding, layered, layer)
+        return layered
+    flat = manifest.below.model_copy(update={"based": False})
+    copied = manifest.model_copy(update={"below": flat, "dropped": (layer,)})
+    below = grounds.layers(layered.below, manifest.template)
+    _finish(grounds, register, holding, copied, layer, copy_of=below)
     grounds.trees.drop([layer])
     return copied
+
+
+def _finish(
+    grounds: Grounds,
+    register: Register,
+    holding: Holding,
+    manifest: Manifest,
+    layer: str,
+    copy_of: list[str] | None = None,
+) -> None:
+    made = [(holding, manifest)]
+    try:
+        # What was restored has the folders that every workspace has, or its agent has removed them.
+        making.furnish(grounds, holding, manifest, copy_of=copy_of, bare=True)
+        making.finish(grounds, made)
+    except BaseException:
+        grounds.trees.drop([layer])
+        making.unmake(grounds, register, made)
+        raise
 
 
 def _drop_attempt(grounds: Grounds, folder: Path) -> None:
