@@ -49,10 +49,10 @@ def _make_all(register: Register, source: Workspace, children: list[Manifest], s
         for child in children:
             holding = making.begin(register, child.id)
             made.append((holding, child))
-            making.make(grounds, register, holding, child, copy_of=copy_of, bare=True)
+            making.furnish(grounds, holding, child, copy_of=copy_of, bare=True)
+        making.finish(grounds, made)
     except BaseException:
-        for holding, child in made:
-            making.unmake(grounds, register, holding, child)
+        making.unmake(grounds, register, made)
         raise
     finally:
         for holding, _ in made:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,19 +64,38 @@ def born(workspace_id: str, template: str, below: State) -> Manifest:
     )
 
 
+Made = Sequence[tuple[Holding, Manifest]]
+
+
 def make(
-    grounds: Grounds,
-    register: Register,
-    holding: Holding,
-    manifest: Manifest,
-    *,
-    copy_of: list[str] | None = None,
-    bare: bool = False,
+    grounds: Grounds, register: Register, holding: Holding, manifest: Manifest, *, copy_of: list[str] | None = None
 ) -> None:
     """Make a workspace in a folder that was taken for it; what cannot be finished leaves nothing behind.
 
-    `copy_of` are layers to copy into it. `bare` leaves out the folders that every workspace has, for one whose
-    layers have them.
+    `copy_of` are layers to copy into it.
+    """
+    try:
+        furnish(grounds, holding, manifest, copy_of=copy_of)
+        finish(grounds, [(holding, manifest)])
+    except BaseException:
+        unmake(grounds, register, [(holding, manifest)])
+        raise
+
+
+def finish(grounds: Grounds, made: Made) -> None:
+    """Mark workspaces that have everything they need."""
+    grounds.trees.settle()
+    for holding, _ in made:
+        manifests.mark(holding.folder)
+        grounds.on_phase("mark")
+
+
+def furnish(
+    grounds: Grounds, holding: Holding, manifest: Manifest, *, copy_of: list[str] | None = None, bare: bool = False
+) -> None:
+    """Give a workspace all but its mark.
+
+    `bare` leaves out the folders that every workspace has, for one whose layers have them.
     """
 
     def fill(target: Path, owner: Owner | None) -> Note | None:
@@ -89,28 +109,23 @@ def make(
             flush(target)
         return None
 
-    try:
-        _drop_half_made(grounds, holding.folder)
-        manifests.write(holding.folder, manifest)
-        grounds.on_phase("manifest")
-        grounds.trees.new(manifest.upper, birth=manifest.birth, fill=fill)
-        keep_copy(grounds, manifest)
-        grounds.on_phase("tree")
-        manifests.put(holding.folder / MARK, f"{manifest.birth}\n".encode())
-        grounds.on_phase("mark")
-    except BaseException:
-        unmake(grounds, register, holding, manifest)
-        raise
+    _drop_half_made(grounds, holding.folder)
+    manifests.write(holding.folder, manifest, first=True)
+    grounds.on_phase("manifest")
+    grounds.trees.new(manifest.upper, birth=manifest.birth, fill=fill, lasting=False)
+    keep_copy(grounds, manifest)
+    grounds.on_phase("tree")
 
 
-def unmake(grounds: Grounds, register: Register, holding: Holding, manifest: Manifest) -> None:
-    """Take back a workspace that was not finished, as far as the disk lets us; a sweep takes the rest."""
-    with suppress(OSError):
-        (holding.folder / MARK).unlink(missing_ok=True)
-        grounds.trees.drop([manifest.upper])
-        grounds.trees.clear()
-    with suppress(OSError, Unavailable, WorkspaceDamaged):
-        register.remove(holding)
+def unmake(grounds: Grounds, register: Register, made: Made) -> None:
+    """Take back workspaces that were not finished, as far as the disk lets us; a sweep takes the rest."""
+    for holding, manifest in made:
+        with suppress(OSError):
+            (holding.folder / MARK).unlink(missing_ok=True)
+            grounds.trees.drop([manifest.upper])
+        with suppress(OSError, Unavailable, WorkspaceDamaged):
+            register.remove(holding)
+    grounds.trees.clear()
 
 
 def _drop_half_made(grounds: Grounds, folder: Path) -> None:
@@ -148,8 +163,8 @@ def _self() -> Owner | None:
 
 
 def _write_in(folder: Path, manifest: Manifest) -> None:
-    manifests.write(folder, manifest)
-    manifests.put(folder / MARK, f"{manifest.birth}\n".encode())
+    manifests.write(folder, manifest, first=True)
+    manifests.mark(folder)
 
 
 def _exchange(one: Path, other: Path) -> None:

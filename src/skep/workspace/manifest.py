@@ -209,13 +209,23 @@ def read(folder: Path) -> Manifest:
         return parse(file.read(_MOST_BYTES), where=str(path))
 
 
-def write(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest in a folder; when this returns, a power cut does not bring the old one back."""
-    put(folder / NAME, dump(manifest))
+def write(folder: Path, manifest: Manifest, *, first: bool = False) -> None:
+    """Replace the manifest in a folder; when this returns, a power cut does not bring the old one back.
+
+    The `first` one of a workspace need not last by itself: `mark` comes after it.
+    """
+    put(folder / NAME, dump(manifest), lasting="data" if first else True)
 
 
-def put(path: Path, data: bytes, *, lasting: bool = True) -> None:
-    """Replace a file in one step; `lasting` also waits until it is on the disk."""
+def mark(folder: Path) -> None:
+    """Make a folder with a manifest the folder of a workspace; from then on it is one, through a power cut too."""
+    with explained(str(folder)):
+        (folder / MARK).touch(mode=0o600)  # empty, so it is there or it is not
+        sync(folder)
+
+
+def put(path: Path, data: bytes, *, lasting: bool | Literal["data"] = True) -> None:
+    """Replace a file in one step; `lasting` also waits until it is on the disk, or its data without its name."""
     draft = path.with_name(f"{DRAFT}{secrets.token_hex(8)}")
     with explained(str(path)):
         try:
@@ -228,7 +238,7 @@ def put(path: Path, data: bytes, *, lasting: bool = True) -> None:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        if lasting:
+        if lasting is True:
             sync(path.parent)
 
 

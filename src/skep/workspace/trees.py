@@ -77,10 +77,12 @@ class Trees:
         birth: str,
         owner: Owner | None = None,
         fill: Callable[[Path, Owner | None], Note | None] | None = None,
+        lasting: bool = True,
     ) -> str:
         """Make a tree and return its id. It belongs to `owner`; without one, as root, to a new user of its own.
 
-        `fill` puts something into it, and may say how large that is. A tree that cannot be filled is not made.
+        `fill` puts something into it, and may say how large that is. A tree that cannot be filled is not made. A tree
+        that is not `lasting` is there after a power cut only if `settle` was called in between.
         """
         tree_id = tree_id or secrets.token_hex(8)
         draft = self.folder / f"{DRAFT}{tree_id}"
@@ -89,7 +91,8 @@ class Trees:
             try:
                 self._furnish(draft, birth, owner, fill)
                 draft.rename(self.folder / tree_id)
-                sync(self.folder)
+                if lasting:
+                    sync(self.folder)
             except BaseException:
                 _remove(draft)
                 raise
@@ -112,7 +115,11 @@ class Trees:
                 os.chown(folder, *owner)
         note = fill(draft / "tree", owner) if fill else None
         (draft / "tree.json").write_bytes(Note(birth, note.usage if note else None, note.shared if note else {}).dump())
-        sync(draft)
+
+    def settle(self) -> None:
+        """Wait until the trees that were made are on the disk."""
+        with explained(str(self.folder)):
+            sync(self.folder)
 
     def owner(self, tree_id: str) -> Owner | None:
         """Return the user that a tree belongs to, as one to be handed on; None when Skep is an ordinary user."""
