@@ -18,6 +18,7 @@ from skep.errors import InvalidRequest, PackageRefused
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace.environment import Environment
+from skep.workspace.view import View
 
 SPY = "raise RuntimeError('saw ' + ' '.join(sorted(os.listdir('/workspace'))))"
 VANDAL = "open('/workspace/note', 'w').write('not yours any more')"
@@ -116,6 +117,17 @@ async def test_a_link_in_the_place_of_the_environment_brings_nothing_of_the_host
         assert Environment.read([upper]).python == {}
         with pytest.raises(InvalidRequest, match="no environment of Python"):
             await orchard.install(workspace, python=["apple"])
+
+
+@pytest.mark.parametrize("place", ["../secret", "src/../../secret", "src/./../../secret", "out/secret"])
+async def test_a_path_that_an_agent_makes_up_leads_out_of_no_stack(tmp_path: Path, place: str) -> None:
+    (tmp_path / "layer" / "src").mkdir(parents=True)
+    (tmp_path / "layer" / "out").symlink_to(tmp_path)
+    (tmp_path / "secret").write_text("the secret")
+    assert (tmp_path / "layer" / place).read_text() == "the secret", "the control is held"
+    view = View([str(tmp_path / "layer")])
+    assert view.find(place) is None
+    assert view.read(place) is None
 
 
 async def test_settings_of_npm_that_an_agent_plants_lead_an_install_nowhere(orchard: Orchard) -> None:

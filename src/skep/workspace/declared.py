@@ -41,6 +41,7 @@ def edit_pyproject(text: bytes | None, *, add: Iterable[str] = (), drop: Iterabl
     """Return a pyproject.toml that declares more or fewer packages; all else in it stays as it is."""
     import tomlkit
 
+    read_pyproject(text or b"")  # or it is broken
     document = _document(text or b"")
     if "project" not in document:
         project = tomlkit.table()
@@ -79,6 +80,7 @@ def read_package_json(text: bytes) -> dict[str, str]:
 
 def edit_package_json(text: bytes | None, *, add: Mapping[str, str]) -> bytes:
     """Return a package.json that declares more packages; all else in it stays."""
+    read_package_json(text or b"{}")  # or it is broken
     content: dict[str, Any] = _object(text) if text is not None else {"name": "workspace", "private": True}
     content["dependencies"] = {**content.get("dependencies", {}), **add}
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

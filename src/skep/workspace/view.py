@@ -33,13 +33,13 @@ class View:
     def find(self, path: str) -> Entry | None:
         """Describe what is at a path; no link on the way is followed."""
         *folders, name = path.split("/")
-        with closing(Sight(self._layers)) as sight:
-            return _named(sight, name) if _entered(sight, folders) else None
+        with closing(_Look(self._layers)) as sight:
+            return sight.named(name) if sight.entered(folders) else None
 
     def names(self, path: str = "") -> list[str]:
         """List what a folder shows; nothing if there is no such folder."""
-        with closing(Sight(self._layers)) as sight:
-            if not _entered(sight, path.split("/") if path else []):
+        with closing(_Look(self._layers)) as sight:
+            if not sight.entered(path.split("/") if path else []):
                 return []
             listing = sight.listing()
             return [name for name, held in listing.items() if sight.kind(name, held[0]) not in (None, "whiteout")]
@@ -53,16 +53,23 @@ class View:
             return file.read(_MOST_BYTES)
 
 
-def _entered(sight: Sight, folders: list[str]) -> bool:
-    for folder in folders:
-        found = _named(sight, folder)
-        if found is None or found.kind != "folder":
-            return False
-        sight.enter(folder, sight.listing()[folder])
-    return True
+class _Look(Sight):
+    """Finds single names without listing the folders that they are in."""
 
+    def holders(self, name: str) -> list[int]:
+        return [member for member in self._members[-1] if self.cursors[member].look(name) is not None]
 
-def _named(sight: Sight, name: str) -> Entry | None:
-    holders = sight.listing().get(name)
-    found = sight.find(name, holders[0]) if holders else None
-    return None if found is None or found.kind == "whiteout" else found
+    def named(self, name: str) -> Entry | None:
+        # A path may be made of what an agent wrote: it must not lead out of the stack.
+        holders = self.holders(name) if name not in ("", ".", "..") and "\0" not in name else []
+        found = self.find(name, holders[0]) if holders else None
+        return None if found is None or found.kind == "whiteout" else found
+
+    def entered(self, folders: list[str]) -> bool:
+        """Go down to a folder; False if there is none."""
+        for folder in folders:
+            found = self.named(folder)
+            if found is None or found.kind != "folder":
+                return False
+            self.enter(folder, self.holders(folder))
+        return True
