@@ -98,8 +98,7 @@ def _stand_up(workspaces: Workspaces, workspace_id: str) -> list[str]:
         return []  # one that was never finished holds nothing
     holding = Holding.take(folder)
     try:
-        found = manifests.read(folder)
-        manifests.put(folder / MARK, f"{found.birth}\n".encode())
+        manifests.mark(folder)
     finally:
         holding.close()
     return [f"wrote {MARK} again"]
