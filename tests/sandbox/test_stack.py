@@ -227,3 +227,17 @@ async def test_a_sandbox_is_occupied_while_something_runs_in_it(tmp_path: Path, 
         await job.kill()
         await job.wait()
         assert not await sandbox.occupied()
+
+
+async def test_what_was_sealed_still_counts_against_the_disk(tmp_path: Path, layer: Path) -> None:
+    write = "for i in 1 2 3; do head -c 4M /dev/urandom >part-{number}-$i; sleep 0.1; done"
+    below = stack(tmp_path / "0", layer)
+    async with Sandbox.create(stack=below, limits=Limits(disk_bytes=48 * MIB)) as sandbox:
+        for number in range(1, 20):
+            written = await sandbox.run(write.format(number=number))
+            if written.limit == "disk":
+                break
+            above = over(tmp_path / str(number), below)
+            await sandbox.restack(above)
+            below = above
+        assert written.limit == "disk"

@@ -45,6 +45,9 @@ class Watcher:
         self._running: set[AgentProcess | Guest] = set()
         self._task: asyncio.Task[None] | None = None
         self._upper = -1
+        self._upper_path = ""
+        #: The folders that were written before and are sealed now, with what they hold once that is counted.
+        self._sealed: dict[str, Usage | None] = {}
         self._usage: Usage | None = None
         self._room = Usage(0, 0)
         #: The least the workspace has held, from which growth past the limit is reckoned; and when to count again.
@@ -58,8 +61,12 @@ class Watcher:
         self.full_houses = 0
 
     def count_in(self, upper: str) -> None:
-        """Count this folder of the host, the one that is written, and not the layers below it."""
+        """Count this folder of the host, which is written, and those that were before it; but no layer of others'."""
         self._forget_upper()
+        if self._upper_path:
+            self._sealed[self._upper_path] = None
+        self._sealed.pop(upper, None)
+        self._upper_path = upper
         self._upper = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._usage = self._least = None
 
@@ -116,9 +123,28 @@ class Watcher:
         """Count what the workspace holds, and put off the next count for as long as this one's cost asks for."""
         began = time.monotonic()
         held = await self._files.examine(_held_open)
-        now = held + (await self._files.measure() if self._upper < 0 else await _census(os.dup(self._upper)))
+        if self._upper < 0:
+            now = held + await self._files.measure()
+        else:
+            now = held + await _census(os.dup(self._upper)) + await self._counted_sealed()
         self._count_at = time.monotonic() + max(_COUNT_S, _COUNT_SHARE * (time.monotonic() - began))
         return now
+
+    async def _counted_sealed(self) -> Usage:
+        """Count what was sealed since the sandbox started: once each, since it does not change, though it may go."""
+        total = Usage(0, 0)
+        for path, known in list(self._sealed.items()):
+            try:
+                folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                del self._sealed[path]
+                continue
+            if known is None:
+                known = self._sealed[path] = await _census(folder)
+            else:
+                os.close(folder)
+            total += known
+        return total
 
     def _is_over(self, now: Usage) -> bool:
         # Reckoned from the least and not from the last count, past which one could creep on step by step.
