@@ -214,6 +214,15 @@ class Workspaces:
                 break
             yield sandbox
 
+    @asynccontextmanager
+    async def join(self, workspace_id: str) -> AsyncIterator[Sandbox]:
+        """Use the sandbox of whoever holds a workspace; `NotFound` if nobody does."""
+        joined = await self._joined(workspace_id)
+        if joined is None:
+            raise NotFound(f"nobody runs the workspace {workspace_id}", hint="hold it")
+        async with joined:
+            yield joined
+
     async def _joined(self, workspace_id: str) -> Sandbox | None:
         """Join the sandbox of whoever holds a workspace; None if nobody does by now."""
         from skep.sandbox.joining import join
