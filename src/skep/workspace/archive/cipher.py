@@ -37,10 +37,14 @@ class Cipher:
         self._aead = AESGCM(key.sealing)
         self._local = threading.local()
 
-    def seal(self, plain: bytes, name: str) -> bytes:
+    def seal(self, plain: bytes, name: str) -> bytearray:
         header = _HEADER.pack(_MAGIC, FORMAT, self.key.id, os.urandom(12))
         packed = self._compressor().compress(plain)
-        return header + self._aead.encrypt(header[-12:], packed, header + name.encode())
+        sealed = bytearray(len(packed) + SMALLEST)
+        sealed[: len(header)] = header
+        # In place: to put header and ciphertext together would copy megabytes under the interpreter's lock.
+        self._aead.encrypt_into(header[-12:], packed, header + name.encode(), memoryview(sealed)[len(header) :])
+        return sealed
 
     def open(self, sealed: bytes, name: str) -> bytes:
         """Return what was sealed under this name; ArchiveDamaged or ArchiveTooNew if it cannot be."""

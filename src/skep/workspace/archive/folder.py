@@ -27,7 +27,7 @@ class FolderStore:
         self._top = top
         self._touched: set[Path] = set()
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | bytearray) -> None:
         with self._explained(name):
             draft = self._top / _DRAFTS / secrets.token_hex(16)
             try:
@@ -75,7 +75,7 @@ class FolderStore:
                 if draft.written_at < time.time() - older_than_s:
                     self.remove(draft.name)
 
-    def _write(self, draft: Path, data: bytes) -> None:
+    def _write(self, draft: Path, data: bytes | bytearray) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(draft, flags, 0o600)

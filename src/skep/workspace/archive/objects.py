@@ -26,7 +26,7 @@ class Store(Protocol):
     #: How many calls at a time serve it best.
     lanes: int
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | bytearray) -> None:
         """Write an object, over one of the same name if there is one."""
 
     def get(self, name: str) -> bytes:

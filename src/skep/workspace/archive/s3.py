@@ -83,7 +83,7 @@ class S3Store:
         )
         return cls(f"s3://{bucket}/{prefix}", made)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | bytearray) -> None:
         import obstore
 
         with self._explained(name):
