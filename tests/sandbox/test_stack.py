@@ -135,14 +135,14 @@ async def test_commands_that_come_during_a_swap_wait_for_it(tmp_path: Path, laye
     async with Sandbox.create(stack=below) as sandbox:
         for number in range(1, 11):
             above = over(tmp_path / str(number), below)
-            writes = [asyncio.create_task(sandbox.files.write(f"{number}-{part}", b"x")) for part in range(5)]
+            writes = [asyncio.create_task(sandbox.files.write(f"{number}-{part}", b"x")) for part in range(40)]
             try:
                 await sandbox.restack(above)
                 below = above
             except WorkspaceBusy:
                 pass
             await asyncio.gather(*writes)
-            assert (await sandbox.run(f"ls {number}-* | wc -l")).text.strip() == "5"
+            assert (await sandbox.run(f"ls {number}-* | wc -l")).text.strip() == "40"
 
 
 async def test_a_file_on_its_way_in_keeps_the_workspace(tmp_path: Path, layer: Path) -> None:

@@ -45,6 +45,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _libc = ctypes.CDLL(None)
+#: How often it is looked whether everybody has become still.
+_STILL_S = 0.0005
 _PIECE = 4 << 20
 _LIST_LIMIT = 100_000
 _PATH_LIMIT = 4095
@@ -69,10 +71,13 @@ class Tree:
     _users: int = 0
     _drafts: int = 0
     _closed: bool = False
-    _still: bool = False
-    _lock: threading.Condition = field(default_factory=threading.Condition)
+    #: Calls that have been let in, and whether any are; calls wait here and not in threads, of which there are few.
+    _calls: int = 0
+    _let_in: asyncio.Event = field(default_factory=asyncio.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._let_in.set()
         if not self.at_rest:
             self._home = self._base_identity()
 
@@ -153,7 +158,17 @@ class Tree:
             with self._held(), acting_as(self.owner):
                 return work(*args, **kwargs)
 
-        return await asyncio.to_thread(done)
+        return await self._in_turn(done)
+
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        """Do work in a thread, unless everybody has to keep still: then first wait until that is over."""
+        while not self._let_in.is_set():
+            await self._let_in.wait()
+        self._calls += 1
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            self._calls -= 1
 
     async def _own(self, release: Callable[[T], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do file work whose result has to be released, also if the caller is cancelled before it has it."""
@@ -165,11 +180,9 @@ class Tree:
             raise
 
     @contextmanager
-    def _held(self, *, patient: bool = True) -> Iterator[None]:
+    def _held(self) -> Iterator[None]:
         """Keep the root open, and tell a sandbox that is gone from a file that is not there."""
         with self._lock:
-            if patient:
-                self._lock.wait_for(lambda: not self._still)
             if self._closed or self.lost.is_set():
                 raise _gone()
             self._users += 1
@@ -183,26 +196,20 @@ class Tree:
             with self._lock:
                 self._users -= 1
                 self._close_unused()
-                self._lock.notify_all()
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
         """Let nobody work on the files meanwhile: the folder below them is about to be another."""
         if self._drafts:
             raise WorkspaceBusy("a file is being written from outside", hint="try again when it is there")
-        await asyncio.to_thread(self._quieten)
+        self._let_in.clear()
         try:
+            while self._calls or self._users:  # noqa: ASYNC110 - threads come to their end here, which tell nobody
+                await asyncio.sleep(_STILL_S)
             yield
         finally:
             self._home = self._base_identity()
-            with self._lock:
-                self._still = False
-                self._lock.notify_all()
-
-    def _quieten(self) -> None:
-        with self._lock:
-            self._still = True
-            self._lock.wait_for(lambda: self._users == 0)
+            self._let_in.set()
 
     def _close_unused(self) -> None:
         if self._closed and self._users == 0 and self.root_fd >= 0:
@@ -224,8 +231,7 @@ class Tree:
 
     def room(self) -> Usage:
         """Return how much the file system of the workspace has left."""
-        # Called in the event loop, which must not wait; and it changes nothing.
-        with self._held(patient=False), _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as folder:
+        with self._held(), _explained("."), _closing(self._open(self._inside("."), os.O_PATH)) as folder:
             found = os.statvfs(folder)
         return Usage(found.f_bavail * found.f_frsize, found.f_favail)
 
@@ -245,7 +251,7 @@ class Tree:
             with self._held():
                 return work(self.root_fd)
 
-        return await asyncio.to_thread(done)
+        return await self._in_turn(done)
 
     def _inside(self, path: str) -> str:
         """Return the path relative to the root descriptor, or refuse it."""

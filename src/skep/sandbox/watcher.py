@@ -140,10 +140,11 @@ class Watcher:
                 del self._sealed[path]
                 continue
             if known is None:
-                known = self._sealed[path] = await _census(folder)
+                self._sealed[path] = held = await _census(folder)
             else:
                 os.close(folder)
-            total += known
+                held = known
+            total += held
         return total
 
     def _is_over(self, now: Usage) -> bool:
