@@ -24,6 +24,7 @@ from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace import packages
+from skep.workspace.acts import Act
 from skep.workspace.holding import Taken
 from skep.workspace.indexes import Indexes
 from skep.workspace.manifest import Manifest, Shown
@@ -48,7 +49,7 @@ _PAUSE_S = 0.02
 _PATIENCE_S = 2.0
 
 
-def _quiet(_: str) -> None:
+def quiet(_: str) -> None:
     """Tell nobody."""
 
 
@@ -92,6 +93,8 @@ class Apiary:
         self.indexes = Indexes(sources.python_index, sources.node_registry, sources.upstreams)
         self.templates = Templates(paths.home / "templates")
         self.snapshots = Snapshots(paths.home, self.templates, indexes=self.indexes)
+        #: More that a process that holds a workspace does when another one asks.
+        self.acts: dict[str, Act] = {}
         self.workspaces = self._workspaces(limits(settings))
 
     def _workspaces(self, most: Limits) -> Furnished:
@@ -102,7 +105,7 @@ class Apiary:
             limits=most,
             layering=None if wanted == "auto" else wanted,
             settle=[packages.settle],
-            acts={**packages.acts(self.indexes, self.snapshots.cache), "archive": self._archive_act},
+            acts={**packages.acts(self.indexes, self.snapshots.cache), "archive": self._archive_act, **self.acts},
         )
 
     def at(self, workspace_id: str) -> Furnished:
@@ -123,7 +126,7 @@ class Apiary:
         return sorted({*found.manifests, *found.damaged, *found.half_made, *found.plain, *self.workspaces.lost()})
 
     async def settle(
-        self, workspace_id: str, shown: Sequence[Mount], *, template: str | None = None, tell: Tell = _quiet
+        self, workspace_id: str, shown: Sequence[Mount], *, template: str | None = None, tell: Tell = quiet
     ) -> Manifest | None:
         """Make a workspace unless it is there, and let it show these folders; return the manifest of one that was made.
 
@@ -156,14 +159,14 @@ class Apiary:
         return None
 
     async def create(
-        self, workspace_id: str, shown: Sequence[Mount] = (), *, template: str | None = None, tell: Tell = _quiet
+        self, workspace_id: str, shown: Sequence[Mount] = (), *, template: str | None = None, tell: Tell = quiet
     ) -> Manifest:
         """Make a workspace from a template, by default from the one that the settings name."""
         name = template or self.settings.workspace.template
         self.templates.show(name)
         with suppress(NotFound):
             self.snapshots.latest(name)
-            tell = _quiet
+            tell = quiet
         tell(f"building the template {name}, which is done once")
         return await self.workspaces.create(workspace_id, template=name, shown=shown, on_progress=tell)
 
@@ -195,7 +198,7 @@ class Apiary:
             yield sandbox
 
     async def install(
-        self, workspace_id: str, *, python: Sequence[str], node: Sequence[str], tell: Tell = _quiet
+        self, workspace_id: str, *, python: Sequence[str], node: Sequence[str], tell: Tell = quiet
     ) -> Installed:
         """Install packages, here or in the process that holds the workspace."""
         workspaces = self.at(workspace_id)
@@ -220,7 +223,7 @@ class Apiary:
 
         return await examine(self._at_any(workspace_id), workspace_id, thorough=thorough)
 
-    async def repair(self, workspace_id: str, *, tell: Tell = _quiet) -> Repaired:
+    async def repair(self, workspace_id: str, *, tell: Tell = quiet) -> Repaired:
         """Put right what is wrong with a workspace, as far as its snapshot and its manifest tell how it should be."""
         from skep.workspace.repair import repair
 
