@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from skep.errors import Conflict, InvalidRequest, NotFound, WorkspaceBusy
+from skep.errors import Conflict, InvalidRequest, NotFound, WorkspaceBusy, WorkspaceDamaged
+from skep.workspace import manifest as manifests
+from skep.workspace.manifest import MARK
 from skep.workspace.workspaces import Workspaces
 
 
@@ -96,3 +98,17 @@ async def test_hostile_ids_are_refused_before_anything_is_touched(
     await workspaces.destroy("hv-one")
     new = {str(path.relative_to(home)) for path in {*home.rglob("*")} - {*before}}
     assert new <= {"workspaces", "workspaces/.lock", "trees", "snapshots/minimal/v0001-000000000001/lock"}
+
+
+async def test_a_mark_that_is_lost_costs_nothing_of_the_agent_s(workspaces: Workspaces) -> None:
+    await workspaces.create("one")
+    async with workspaces.enter("one") as sandbox:
+        await sandbox.files.write("mine", b"precious")
+    (workspaces.register.path("one") / MARK).unlink()
+    assert workspaces.sweep() == []
+    for attempt in (workspaces.create("one"), workspaces.hold("one").__aenter__()):
+        with pytest.raises(WorkspaceDamaged, match="lost the mark"):
+            await attempt
+    manifests.mark(workspaces.register.path("one"))
+    async with workspaces.enter("one") as sandbox:
+        assert await sandbox.files.read("mine") == b"precious"

@@ -80,7 +80,7 @@ class Examination:
         if condition == "half-made" and not found.trees() <= self.workspaces.trees.all():
             self.note("mark", "broken", "the workspace was never finished", self._command("create"))
             return None
-        if condition == "half-made":
+        if condition in ("half-made", "unmarked"):
             self.broken("mark", f"the mark of a finished workspace, {MARK}, is missing")
             return None
         self.note("manifest", "ok", f"the manifest is whole (generation {found.generation})")

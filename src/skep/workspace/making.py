@@ -42,9 +42,14 @@ def begin(register: Register, workspace_id: str) -> Holding:
         if register.condition(workspace_id) == "ready":
             raise _exists(workspace_id) from None
         raise
-    if register.condition(workspace_id) == "ready":
+    try:
+        if register.condition(workspace_id) == "unmarked":
+            register.need(workspace_id)
+        if register.condition(workspace_id) == "ready":
+            raise _exists(workspace_id)
+    except BaseException:
         holding.close()
-        raise _exists(workspace_id)
+        raise
     return holding
 
 
@@ -85,9 +90,16 @@ def make(
 def finish(grounds: Grounds, made: Made) -> None:
     """Mark workspaces that have everything they need."""
     grounds.trees.settle()
-    for holding, _ in made:
+    for holding, manifest in made:
         manifests.mark(holding.folder)
         grounds.on_phase("mark")
+        vouch(grounds, manifest)
+
+
+def vouch(grounds: Grounds, manifest: Manifest) -> None:
+    """Note beside the files that the workspace was finished: a mark that is lost later must not cost them."""
+    with suppress(OSError):
+        grounds.trees.beside(manifest.upper, MARK).touch(mode=0o600)
 
 
 def furnish(
@@ -155,6 +167,7 @@ def adopt(grounds: Grounds, register: Register, manifest: Manifest) -> Manifest:
         manifests.sync(register.folder)
     grounds.trees.annotate(manifest.upper, Note(manifest.birth))
     keep_copy(grounds, manifest)
+    vouch(grounds, manifest)
     return manifest
 
 

@@ -27,7 +27,7 @@ from skep.workspace.trees import NOBODY, Trees
 _GONE = ".gone-"
 _OWN = (NAME, MARK, "lock", "door", "door.new")
 
-Condition = Literal["missing", "half-made", "plain", "ready"]
+Condition = Literal["missing", "half-made", "unmarked", "plain", "ready"]
 
 
 @dataclass(slots=True)
@@ -61,7 +61,17 @@ class Register:
         if MARK in names:
             return "ready"
         strange = {name for name in names if name not in _OWN and not name.startswith(DRAFT)}
-        return "plain" if strange and NAME not in names else "half-made"
+        if NAME in names:
+            return "unmarked" if self._was_finished(folder) else "half-made"
+        return "plain" if strange else "half-made"
+
+    def _was_finished(self, folder: Path) -> bool:
+        """Say whether a workspace without its mark had one: then there may be files of an agent's in it."""
+        try:
+            found = manifests.read(folder)
+        except WorkspaceDamaged:
+            return False
+        return found.generation > 0 or self._trees.beside(found.upper, MARK).exists()
 
     def show(self, workspace_id: str) -> Manifest:
         """Read the manifest of a workspace that is ready."""
@@ -78,6 +88,11 @@ class Register:
                     f"workspace {workspace_id} was never finished",
                     hint=f"skep workspace create {workspace_id} starts over; there is nothing of an agent's in it",
                 )
+            case "unmarked":
+                raise WorkspaceDamaged(
+                    f"workspace {workspace_id} has lost the mark of a finished one, {MARK}",
+                    hint=f"its files are safe: skep workspace repair {workspace_id}",
+                )
 
     def census(self) -> Census:
         """Look at every workspace."""
@@ -88,8 +103,9 @@ class Register:
                     found.half_made.append(workspace_id)
                 case "plain":
                     found.plain.append(workspace_id)
-                case "ready":
+                case "ready" | "unmarked":
                     try:
+                        self.need(workspace_id)
                         found.manifests[workspace_id] = manifests.read(self.path(workspace_id))
                     except WorkspaceDamaged as error:
                         found.damaged[workspace_id] = error

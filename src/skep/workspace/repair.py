@@ -94,7 +94,7 @@ def _stand_up(workspaces: Workspaces, workspace_id: str) -> list[str]:
             shutil.copyfile(folder / NAME, folder / free_name((path.name for path in folder.iterdir()), NAME))
         workspaces.recover(workspace_id)
         return ["wrote the manifest again from the copy beside the files"]
-    if condition != "half-made" or not manifests.read(folder).trees() <= workspaces.trees.all():
+    if condition not in ("half-made", "unmarked") or not manifests.read(folder).trees() <= workspaces.trees.all():
         return []  # one that was never finished holds nothing
     holding = Holding.take(folder)
     try:
