@@ -24,11 +24,11 @@ from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.workspace.archive.archive import Archive
 from skep.workspace.archive.store import open_store
-from skep.workspace.health import examine
-from skep.workspace.indexes import Indexes
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.health.health import examine
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshot import Snapshot
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 ROUNDS, INSTALLS = 20, 3

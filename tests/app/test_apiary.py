@@ -14,7 +14,7 @@ from skep.errors import InvalidRequest, WorkspaceBusy
 from skep.sandbox.erase import erase
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.stack import Mount
-from skep.workspace.template import Resources
+from skep.workspace.template.template import Resources
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tests.workspace.workbench import contents, indexes, need_node, opened, temp
 from skep.sandbox.layering import layering
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount, Stack
-from skep.workspace.package_cache import VIEW, PackageCache, fetch
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.snapshot.package_cache import VIEW, PackageCache, fetch
+from skep.workspace.snapshot.snapshot import Snapshot
+from skep.workspace.snapshot.snapshots import Snapshots
 
 #: Rewrites a package of somebody else's wherever the cache keeps it.
 _POISON = """

@@ -17,8 +17,8 @@ from tests.workspace.workbench import need_node
 from skep.errors import InvalidRequest, PackageRefused
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace.environment import Environment
-from skep.workspace.view import View
+from skep.workspace.packages.environment import Environment
+from skep.workspace.packages.view import View
 
 SPY = "raise RuntimeError('saw ' + ' '.join(sorted(os.listdir('/workspace'))))"
 VANDAL = "open('/workspace/note', 'w').write('not yours any more')"

@@ -19,8 +19,8 @@ from tests.workspace.conftest import make_snapshot
 from skep.sandbox.erase import erase
 from skep.sandbox.layering import layering as machine_layering
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 #: Each changes the file or folder at `victim`, a file that others share, or dies trying.

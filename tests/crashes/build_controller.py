@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from skep.workspace.indexes import Indexes
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 
 
 def tell(step: str) -> None:

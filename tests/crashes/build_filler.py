@@ -14,10 +14,10 @@ from pathlib import Path
 from tests.workspace.workbench import contents, shelf_names, template
 
 from skep.errors import SkepError
-from skep.workspace.indexes import Indexes
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshot import Snapshot
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 
 MB = 1 << 20
 #: The package takes 8 MB in the cache, which stay, and 8 MB in the tree.

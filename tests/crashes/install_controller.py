@@ -16,11 +16,11 @@ from typing import cast
 from tests.workspace.market import HOST
 
 from skep.workspace.grounds import Layering
-from skep.workspace.indexes import Indexes
-from skep.workspace.packages import install, settle
-from skep.workspace.repair import repair
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.health.repair import repair
+from skep.workspace.packages.packages import install, settle
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 PACKAGES = {"install": (["pear", "sourced"], ["pear"]), "heavy": (["heavy"], [])}

@@ -14,8 +14,8 @@ import pytest
 from tests.workspace.market import HOST, Market, running_market, source
 from tests.workspace.workbench import contents, need_node, opened, shelf_names, template
 
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.snapshot.snapshot import Snapshot
+from skep.workspace.snapshot.snapshots import Snapshots
 
 PROGRAM = Path(__file__).with_name("build_controller.py")
 DEADLINE_S = 60.0

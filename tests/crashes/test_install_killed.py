@@ -18,9 +18,9 @@ from tests.workspace.workbench import need_node
 
 from skep.sandbox.layering import layering as machine_layering
 from skep.workspace.grounds import Layering
-from skep.workspace.health import examine
+from skep.workspace.health.health import examine
 from skep.workspace.holding import Holding, Taken
-from skep.workspace.transplant import STAGE
+from skep.workspace.packages.transplant import STAGE
 from skep.workspace.workspaces import Workspaces
 
 PROGRAM = Path(__file__).with_name("install_controller.py")

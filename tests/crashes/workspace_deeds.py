@@ -15,11 +15,11 @@ from pathlib import Path
 
 from skep.workspace.grounds import LAYOUT, Layering
 from skep.workspace.held import MOST_LAYERS
+from skep.workspace.layers.overlay import merged, opened
 from skep.workspace.manifest import MARK, Manifest, State
-from skep.workspace.overlay import merged, opened
-from skep.workspace.snapshot import Record, write
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.snapshot import Record, write
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 VERSION = "v0001-000000000001"

@@ -146,9 +146,7 @@ async def test_hives_of_an_older_schema_keep_their_computers_as_usual(database_u
         await connection.run_sync(partial(revision.upgrade, to="0001"), older.location)
         await connection.execute(text("INSERT INTO skep_accounts (id, created_at) VALUES ('bees', :at)"), {"at": AT})
         await connection.execute(
-            text(
-                "INSERT INTO skep_hives VALUES ('hv-1', 'bees', 'home', :on, :on, :on, :off, :at, NULL)"
-            ),
+            text("INSERT INTO skep_hives VALUES ('hv-1', 'bees', 'home', :on, :on, :on, :off, :at, NULL)"),
             {"on": True, "off": False, "at": AT},
         )
     await older.close()

@@ -13,9 +13,9 @@ import pytest
 from skep.sandbox.erase import erase
 from skep.sandbox.layering import layering as machine_layering
 from skep.workspace.grounds import Layering
-from skep.workspace.snapshot import Record, write
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.snapshot import Record, write
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 #: The files of the tiny snapshot.

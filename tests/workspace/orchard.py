@@ -15,12 +15,12 @@ from tests.workspace.workbench import opened, template
 
 from skep.sandbox.erase import erase
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.finding import Report
 from skep.workspace.grounds import Layering
-from skep.workspace.health import examine
-from skep.workspace.packages import Installed, acts, install, settle
-from skep.workspace.repair import Repaired, repair
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.health.finding import Report
+from skep.workspace.health.health import examine
+from skep.workspace.health.repair import Repaired, repair
+from skep.workspace.packages.packages import Installed, acts, install, settle
+from skep.workspace.snapshot.snapshots import Snapshots
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 

@@ -19,8 +19,8 @@ from skep.workspace.archive.store import open_store
 from skep.workspace.archiving import Homecoming, save
 from skep.workspace.grounds import Layering
 from skep.workspace.manifest import Packages
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 KEY = bytes(range(32))
@@ -173,8 +173,8 @@ from pathlib import Path
 from skep.workspace.archive.archive import Archive
 from skep.workspace.archive.store import open_store
 from skep.workspace.archiving import Homecoming
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
 home, store, layering, phase = sys.argv[1:]

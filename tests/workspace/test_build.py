@@ -17,8 +17,8 @@ from skep.sandbox.layering import layering
 from skep.sandbox.limits import MIB
 from skep.sandbox.sandbox import Execution, Sandbox
 from skep.sandbox.stack import Stack
-from skep.workspace.build import LIMITS
-from skep.workspace.snapshot import Snapshot
+from skep.workspace.snapshot.build import LIMITS
+from skep.workspace.snapshot.snapshot import Snapshot
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ async def test_an_index_that_is_away_is_told_as_such(kind: str, how: str, market
     market.closed = how == "closed"
     snapshots = opened(tmp_path, market)
     if how == "unreachable":
-        from skep.workspace.indexes import Indexes
+        from skep.workspace.snapshot.indexes import Indexes
 
         nobody = {HOST: "127.0.0.1:1"}
         snapshots.indexes = Indexes(market.python_index, market.node_registry, nobody)
@@ -263,7 +263,7 @@ async def test_a_build_reaches_the_indexes_and_nothing_else(market: Market, tmp_
     with pytest.raises(PackageRefused, match="cannot be built"):
         await snapshots.build("curious")
     assert not [path for path in market.asked if "taken" in path]
-    from skep.workspace.indexes import Indexes
+    from skep.workspace.snapshot.indexes import Indexes
 
     pinned = {**market.upstreams, "elsewhere.test": market.upstreams[HOST]}
     snapshots.indexes = Indexes(market.python_index, market.node_registry, pinned)

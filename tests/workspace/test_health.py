@@ -13,9 +13,9 @@ from tests.workspace.workbench import need_node
 
 from skep.errors import NotFound
 from skep.sandbox.limits import MIB, Limits
-from skep.workspace.finding import Finding, Report
 from skep.workspace.grounds import Layering
-from skep.workspace.health import examine
+from skep.workspace.health.finding import Finding, Report
+from skep.workspace.health.health import examine
 from skep.workspace.manifest import MARK, NAME
 
 

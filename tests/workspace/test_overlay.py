@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.workspace.kernel_view import View, kernel_view
 
 from skep.sandbox.erase import erase
-from skep.workspace.overlay import Change, Entry, Walk, changes, cover, merged, opened, pierce
+from skep.workspace.layers.overlay import Change, Entry, Walk, changes, cover, merged, opened, pierce
 
 NAMES = ["a", "b", "b-", "c", os.fsdecode(b"\xff\xfe"), "é", " \n"]
 

@@ -13,9 +13,9 @@ from tests.workspace.workbench import contents, indexes, need_node, opened, temp
 from skep.errors import InvalidRequest, PackageRefused, Unavailable
 from skep.sandbox.layering import layering
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.indexes import Indexes
-from skep.workspace.installer import Journal
-from skep.workspace.package_cache import PackageCache, fetch, trial
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.installer import Journal
+from skep.workspace.snapshot.package_cache import PackageCache, fetch, trial
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ async def test_what_was_fetched_is_installed_without_the_index(market: Market, c
         await installer.install_python(chosen.python, "/usr/bin/python3", flags=["--target", "/workspace/lib"])
         ran = await installer.sandbox.run("PYTHONPATH=lib python3 -c 'import apple; print(apple.VERSION)'")
         assert ran.text == "1.0\n"
-        from skep.workspace.installer import package_json
-        from skep.workspace.toolchain import Node
+        from skep.workspace.snapshot.installer import package_json
+        from skep.workspace.snapshot.toolchain import Node
 
         await installer.sandbox.files.write("package.json", package_json(["@orchard/apple@^1"]))
         await installer.sandbox.files.write("package-lock.json", chosen.node_lock)

@@ -25,7 +25,7 @@ from skep.errors import (
 )
 from skep.sandbox.limits import MIB, Limits
 from skep.workspace.grounds import Layering
-from skep.workspace.packages import remove
+from skep.workspace.packages.packages import remove
 
 
 @pytest.fixture(scope="module")

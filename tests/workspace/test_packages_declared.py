@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from skep.workspace.declared import (
+from skep.workspace.packages.declared import (
     PACKAGE_JSON,
     PACKAGE_LOCK,
     PYPROJECT,
@@ -21,7 +21,7 @@ from skep.workspace.declared import (
     read_pyproject,
     restored,
 )
-from skep.workspace.requirement import python_name
+from skep.workspace.template.requirement import python_name
 
 WRITTEN = b"""# top
 [project]

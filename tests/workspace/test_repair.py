@@ -16,7 +16,7 @@ from tests.workspace.workbench import need_node
 
 from skep.errors import NotFound, WorkspaceBusy
 from skep.workspace.grounds import Layering
-from skep.workspace.health import examine
+from skep.workspace.health.health import examine
 from skep.workspace.manifest import MARK, NAME
 from skep.workspace.workspaces import Workspaces
 

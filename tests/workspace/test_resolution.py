@@ -7,7 +7,7 @@ import json
 import pytest
 
 from skep.errors import PackageRefused
-from skep.workspace.resolution import Resolution, read_pylock, requirements
+from skep.workspace.snapshot.resolution import Resolution, read_pylock, requirements
 
 _HASH = "ab" * 32
 

@@ -13,8 +13,8 @@ import pytest
 from tests.workspace.workbench import contents, opened, shelf_names, template
 
 from skep.errors import InvalidRequest, NotFound, TemplateInvalid, WorkspaceDamaged
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.snapshot.snapshot import Snapshot
+from skep.workspace.snapshot.snapshots import Snapshots
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def test_a_pinned_version_is_not_collected_by_this_process(snapshots: Snap
 _PINNING = """
 import sys
 from pathlib import Path
-from skep.workspace.snapshot import read
+from skep.workspace.snapshot.snapshot import read
 with read(Path(sys.argv[1])).pinned():
     print("pinned", flush=True)
     sys.stdin.read()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skep.workspace.semver import Range
-from skep.workspace.template import NodeJS, Python, Resources, Security, System, Template, extend
+from skep.workspace.template.semver import Range
+from skep.workspace.template.template import NodeJS, Python, Resources, Security, System, Template, extend
 
 
 def template(**parts: object) -> Template:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.workspace.review import fields_at, review
+from skep.workspace.template.review import fields_at, review
 
 HEAD = "version: 1\nname: garden\n"
 

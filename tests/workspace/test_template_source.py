@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from skep.workspace.source import LARGEST_BYTES, read
+from skep.workspace.template.source import LARGEST_BYTES, read
 
 
 def told(text: str | bytes) -> list[str]:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from skep.errors import Conflict, InvalidRequest, NotFound, TemplateInvalid
-from skep.workspace.draft import written
-from skep.workspace.review import fields_at, review
-from skep.workspace.templates import SHIPPED, Templates
+from skep.workspace.template.draft import written
+from skep.workspace.template.review import fields_at, review
+from skep.workspace.template.templates import SHIPPED, Templates
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/guides/templates.md"
@@ -61,7 +61,7 @@ def test_the_minimal_one_needs_no_package_at_all(templates: Templates) -> None:
 def test_the_shipped_templates_are_in_the_wheel() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel", reason="pip install hatchling -c constraints.txt")
     included = {file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {f"skep/workspace/shipped/{name}.yaml" for name in NAMES} <= included
+    assert {f"skep/workspace/template/shipped/{name}.yaml" for name in NAMES} <= included
 
 
 def test_a_chain_is_put_together_from_its_end(templates: Templates) -> None:

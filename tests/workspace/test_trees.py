@@ -18,10 +18,10 @@ from tests.workspace.tree_hash import tree_hash
 
 from skep.errors import Conflict, StorageFull, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.erase import erase
-from skep.workspace.copying import Copying, Index
 from skep.workspace.holding import Holding, Taken
-from skep.workspace.overlay import pierce
-from skep.workspace.trees import Trees
+from skep.workspace.layers.copying import Copying, Index
+from skep.workspace.layers.overlay import pierce
+from skep.workspace.layers.trees import Trees
 from skep.workspace.workspaces import Workspaces
 
 BIRTH = "0123456789abcdef"

@@ -13,7 +13,7 @@ from tests.workspace.tree_hash import tree_hash
 from skep.errors import Conflict, InvalidRequest, SandboxLost, WorkspaceDamaged
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.snapshot.snapshots import Snapshots
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 

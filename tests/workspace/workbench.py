@@ -10,9 +10,9 @@ import pytest
 from tests.workspace.market import Market
 
 from skep.sandbox.limits import Limits
-from skep.workspace.indexes import Indexes
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.templates import Templates
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.templates import Templates
 
 NODE = Path("/usr/bin/node")
 

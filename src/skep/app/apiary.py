@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,23 +24,23 @@ from skep.sandbox.egress.policy import Policy, parse_policy
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
-from skep.workspace import packages
 from skep.workspace.acts import Act
 from skep.workspace.holding import Taken
-from skep.workspace.indexes import Indexes
 from skep.workspace.manifest import Manifest, Shown
-from skep.workspace.packages import Installed
-from skep.workspace.snapshots import Snapshots
-from skep.workspace.template import Resources, Template
-from skep.workspace.templates import Templates
+from skep.workspace.packages import packages
+from skep.workspace.packages.packages import Installed
+from skep.workspace.snapshot.indexes import Indexes
+from skep.workspace.snapshot.snapshots import Snapshots
+from skep.workspace.template.template import Resources, Template
+from skep.workspace.template.templates import Templates
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 
 if TYPE_CHECKING:  # archives bring ciphers and compression along, which few commands have a use for
     from skep.workspace.archive.archive import Archive, Restored, Saved
     from skep.workspace.archive.watch import Progress
-    from skep.workspace.finding import Report
-    from skep.workspace.repair import Repaired
+    from skep.workspace.health.finding import Report
+    from skep.workspace.health.repair import Repaired
 
 Tell = Callable[[str], None]
 TellProgress = Callable[["Progress"], None]
@@ -126,13 +127,20 @@ class Apiary:
         return sorted({*found.manifests, *found.damaged, *found.half_made, *found.plain, *self.workspaces.lost()})
 
     async def settle(
-        self, workspace_id: str, shown: Sequence[Mount], *, template: str | None = None, tell: Tell = quiet
+        self,
+        workspace_id: str,
+        shown: Sequence[Mount],
+        *,
+        template: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        tell: Tell = quiet,
     ) -> Manifest | None:
         """Make a workspace unless it is there, and let it show these folders; return the manifest of one that was made.
 
-        The snapshot that it starts from is built first, if it has not been.
+        The snapshot that it starts from is built first, if it has not been. `labels` say whose a new one is.
         """
-        if (made := await self._create_missing(workspace_id, shown, template, tell)) is None:
+        create = partial(self.create, workspace_id, shown, template=template, labels=labels, tell=tell)
+        if (made := await self._create_missing(workspace_id, create)) is None:
             await self.let_show(workspace_id, shown)
         return made
 
@@ -144,14 +152,12 @@ class Apiary:
                 async with self.at(workspace_id).hold(workspace_id) as workspace:
                     await workspace.amend(shown=wanted)
 
-    async def _create_missing(
-        self, workspace_id: str, shown: Sequence[Mount], template: str | None, tell: Tell
-    ) -> Manifest | None:
+    async def _create_missing(self, workspace_id: str, create: Callable[[], Awaitable[Manifest]]) -> Manifest | None:
         """Make a workspace unless it is there; wait for another process that is making it."""
         deadline = time.monotonic() + _MAKING_S
         while self.workspaces.register.condition(workspace_id) != "ready":
             try:
-                return await self.create(workspace_id, shown, template=template, tell=tell)
+                return await create()
             except Conflict:
                 if time.monotonic() > deadline:
                     raise
@@ -159,7 +165,13 @@ class Apiary:
         return None
 
     async def create(
-        self, workspace_id: str, shown: Sequence[Mount] = (), *, template: str | None = None, tell: Tell = quiet
+        self,
+        workspace_id: str,
+        shown: Sequence[Mount] = (),
+        *,
+        template: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        tell: Tell = quiet,
     ) -> Manifest:
         """Make a workspace from a template, by default from the one that the settings name."""
         name = template or self.settings.workspace.template
@@ -168,7 +180,7 @@ class Apiary:
             self.snapshots.latest(name)
             tell = quiet
         tell(f"building the template {name}, which is done once")
-        return await self.workspaces.create(workspace_id, template=name, shown=shown, on_progress=tell)
+        return await self.workspaces.create(workspace_id, template=name, shown=shown, labels=labels, on_progress=tell)
 
     @asynccontextmanager
     async def enter(
@@ -219,13 +231,13 @@ class Apiary:
 
     async def examine(self, workspace_id: str, *, thorough: bool = False) -> Report:
         """Look at everything that can be wrong with a workspace."""
-        from skep.workspace.health import examine
+        from skep.workspace.health.health import examine
 
         return await examine(self._at_any(workspace_id), workspace_id, thorough=thorough)
 
     async def repair(self, workspace_id: str, *, tell: Tell = quiet) -> Repaired:
         """Put right what is wrong with a workspace, as far as its snapshot and its manifest tell how it should be."""
-        from skep.workspace.repair import repair
+        from skep.workspace.health.repair import repair
 
         workspaces = self._at_any(workspace_id)
         cache = self.snapshots.cache
@@ -282,13 +294,14 @@ class Apiary:
         version: str | None = None,
         workspace_id: str | None = None,
         shown: Sequence[Mount] = (),
+        labels: Mapping[str, str] | None = None,
         on_progress: TellProgress | None = None,
     ) -> tuple[Manifest, Restored]:
         """Make a workspace of an archive; see `Homecoming.restore`."""
         from skep.workspace.archiving import Homecoming
 
         homecoming = Homecoming(self.archive(), self.workspaces, self.snapshots, on_progress)
-        return await homecoming.restore(name, version=version, workspace_id=workspace_id, shown=shown)
+        return await homecoming.restore(name, version=version, workspace_id=workspace_id, shown=shown, labels=labels)
 
     async def destroy(
         self, workspace_id: str, *, archived: bool, on_progress: TellProgress | None = None

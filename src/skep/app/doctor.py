@@ -178,7 +178,7 @@ def judge_layering(found: Literal["overlay", "none"], wanted: Layering, *, as_ro
 async def check_templates() -> Check:
     """Look for what builds the environments of templates, as a sandbox sees it."""
     from skep.sandbox.sandbox import Sandbox
-    from skep.workspace.toolchain import interpreters, uv_shown
+    from skep.workspace.snapshot.toolchain import interpreters, uv_shown
 
     try:
         async with Sandbox.create(read_only=uv_shown()) as sandbox:

@@ -16,7 +16,7 @@ from skep.cli.terminal import AsJson, console, examples, print_json, print_line,
 
 if TYPE_CHECKING:
     from skep.app.apiary import Apiary
-    from skep.workspace.snapshot import Snapshot
+    from skep.workspace.snapshot.snapshot import Snapshot
 
 _MB = 1_000_000
 #: The commands on templates themselves, and these.

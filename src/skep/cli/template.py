@@ -9,7 +9,7 @@ import typer
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from skep.workspace.templates import TemplateInfo, Templates
+    from skep.workspace.template.templates import TemplateInfo, Templates
 
 template_app = typer.Typer(help="Write templates, from which workspaces start, and check them.", no_args_is_help=True)
 
@@ -17,7 +17,7 @@ template_app = typer.Typer(help="Write templates, from which workspaces start, a
 def open_templates() -> Templates:
     """Open the templates of this machine."""
     from skep.config import Environment
-    from skep.workspace.templates import Templates
+    from skep.workspace.template.templates import Templates
 
     return Templates(Environment.read().paths.home / "templates")
 
@@ -57,7 +57,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a template as it takes effect, with all that it extends."""
-    from skep.workspace.draft import written
+    from skep.workspace.template.draft import written
 
     templates = open_templates()
     if source:

@@ -15,9 +15,9 @@ from skep.cli.workspace import OptionalReference, WorkspaceReference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skep.workspace.finding import Report
-    from skep.workspace.packages import Installed
-    from skep.workspace.repair import Repaired
+    from skep.workspace.health.finding import Report
+    from skep.workspace.health.repair import Repaired
+    from skep.workspace.packages.packages import Installed
 
 app = typer.Typer()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,9 @@ from skep.workspace.grounds import Grounds
 from skep.workspace.holding import Holding
 from skep.workspace.manifest import Manifest, Packages, Shown, State
 from skep.workspace.register import Register
-from skep.workspace.shelf import Shelf
-from skep.workspace.snapshot import Record, Snapshot, write
-from skep.workspace.snapshots import Snapshots
+from skep.workspace.snapshot.shelf import Shelf
+from skep.workspace.snapshot.snapshot import Record, Snapshot, write
+from skep.workspace.snapshot.snapshots import Snapshots
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 
@@ -61,7 +61,8 @@ def _snapshot(grounds: Grounds, manifest: Manifest, state: State) -> Snapshot | 
 
 
 def _meta(manifest: Manifest, state: State) -> dict[str, Any]:
-    return {"template": manifest.template, "packages": state.packages.model_dump(mode="json")}
+    packages = state.packages.model_dump(mode="json")
+    return {"template": manifest.template, "packages": packages, "labels": manifest.labels}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,11 @@ class Homecoming:
         version: str | None = None,
         workspace_id: str | None = None,
         shown: Sequence[Mount] = (),
+        labels: Mapping[str, str] | None = None,
     ) -> tuple[Manifest, Restored]:
         """Make a workspace of an archive, the newest if none is named; under another id if that is given.
 
+        Under its own id it has the labels that it had, unless others are given.
         One that is there is `Conflict`: nothing is ever restored over something else.
         """
         new_id = workspace_id or name
@@ -93,7 +96,10 @@ class Homecoming:
         below = None if index.snapshot is None else await self._ready(index.snapshot)
         holding = await in_thread(making.begin, register, new_id)
         try:
-            return await self._fetch(holding, _manifest(new_id, index, below, shown), index, below)
+            manifest = _manifest(new_id, index, below, shown)
+            if labels is not None:
+                manifest = manifest.model_copy(update={"labels": dict(labels)})
+            return await self._fetch(holding, manifest, index, below)
         except BaseException:
             if register.condition(new_id) == "half-made":
                 await in_thread(register.remove, holding)
@@ -166,7 +172,12 @@ def _manifest(new_id: str, index: Index, below: Snapshot | None, shown: Sequence
     )
     template = below.template if below else str(index.meta.get("template", "minimal"))
     places = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
-    return making.born(new_id, template, state).model_copy(update={"shown": places})
+    labels = _labels(index) if new_id == index.name else {}
+    return making.born(new_id, template, state).model_copy(update={"shown": places, "labels": labels})
+
+
+def _labels(index: Index) -> dict[str, str]:
+    return {str(name): str(value) for name, value in dict(index.meta.get("labels", {})).items()}
 
 
 def _new_owner(place: Path) -> Owner | None:

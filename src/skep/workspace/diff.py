@@ -16,9 +16,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from skep.workspace.cursor import Cursor
 from skep.workspace.faults import explained
-from skep.workspace.overlay import Change, Entry, changes, opened
+from skep.workspace.layers.cursor import Cursor
+from skep.workspace.layers.overlay import Change, Entry, changes, opened
 from skep.workspace.package_change import ENVIRONMENTS, PackageChange, package_changes
 
 _MOST_FILES = 10_000

@@ -14,14 +14,14 @@ from skep.errors import NotFound, StorageFull, WorkspaceDamaged
 from skep.sandbox.claim import Owner
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.stack import Stack
-from skep.workspace.copying import Copying, Index, flush
 from skep.workspace.holding import referring
+from skep.workspace.layers.copying import Copying, Index, flush
+from skep.workspace.layers.trees import Note, Trees
 from skep.workspace.manifest import Manifest, State, put
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.trees import Note, Trees
+from skep.workspace.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from skep.workspace.snapshots import Snapshots
+    from skep.workspace.snapshot.snapshots import Snapshots
 
 Layering = Literal["overlay", "copy"]
 Phase = Callable[[str], None]

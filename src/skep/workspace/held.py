@@ -23,7 +23,7 @@ from skep.workspace.grounds import Grounds
 from skep.workspace.holding import Holding
 from skep.workspace.manifest import Manifest
 from skep.workspace.register import Register
-from skep.workspace.snapshot import Snapshot
+from skep.workspace.snapshot.snapshot import Snapshot
 
 #: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
 MOST_LAYERS = 24

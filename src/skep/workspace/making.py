@@ -17,14 +17,14 @@ from pathlib import Path
 from skep.errors import Conflict, Unavailable, WorkspaceDamaged
 from skep.sandbox.claim import Owner, claim
 from skep.workspace import manifest as manifests
-from skep.workspace.copying import Copying, flush
 from skep.workspace.faults import explained
 from skep.workspace.grounds import Grounds, lay_out, resemble
 from skep.workspace.held import keep_copy
 from skep.workspace.holding import Holding, Taken
+from skep.workspace.layers.copying import Copying, flush
+from skep.workspace.layers.trees import NOBODY, Note
 from skep.workspace.manifest import MARK, Manifest, State
 from skep.workspace.register import Register
-from skep.workspace.trees import NOBODY, Note
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _HERE, _EXCHANGE = -100, 2

@@ -100,6 +100,8 @@ class Manifest(_Part):
     generation: int = 0
     suspended: bool = False
     shown: tuple[Shown, ...] = ()
+    #: Whose it is, in the words of whoever had it made; a fork has none.
+    labels: dict[str, str] = {}
     #: Trees that it needed once and has let go of.
     dropped: tuple[TreeId, ...] = ()
     #: The journal of an install that has not ended; None between installs.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from skep.workspace.overlay import Change, Entry, opened
+from skep.workspace.layers.overlay import Change, Entry, opened
 
 ENVIRONMENTS = (".venv", "node_modules")
 _PYTHON = re.compile(r"\.venv/lib/python[0-9.]+/site-packages/([^/]+)-([^/-]+)\.dist-info")

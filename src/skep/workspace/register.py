@@ -21,8 +21,8 @@ from skep.sandbox.erase import erase
 from skep.workspace import manifest as manifests
 from skep.workspace.faults import explained
 from skep.workspace.holding import Holding
+from skep.workspace.layers.trees import NOBODY, Trees
 from skep.workspace.manifest import DRAFT, MARK, NAME, Manifest, check_id
-from skep.workspace.trees import NOBODY, Trees
 
 _GONE = ".gone-"
 _OWN = (NAME, MARK, "lock", "door", "door.new")

@@ -33,14 +33,14 @@ from skep.workspace.forking import fork
 from skep.workspace.grounds import LOCK, Grounds, Layering, Phase
 from skep.workspace.held import Outfit, pinned
 from skep.workspace.holding import Holding, Taken, alone
+from skep.workspace.layers.trees import Trees
 from skep.workspace.manifest import Checkpoint, Manifest, Shown, State
 from skep.workspace.register import Census, Register
-from skep.workspace.snapshot import Snapshot
-from skep.workspace.trees import Trees
+from skep.workspace.snapshot.snapshot import Snapshot
 from skep.workspace.workspace import START, Workspace
 
 if TYPE_CHECKING:
-    from skep.workspace.snapshots import Snapshots
+    from skep.workspace.snapshot.snapshots import Snapshots
 
 Manifests = list[Manifest]
 Ids = list[str]
@@ -91,12 +91,13 @@ class Workspaces:
         template: str = "minimal",
         snapshot: Snapshot | None = None,
         shown: Sequence[Mount] = (),
+        labels: Mapping[str, str] | None = None,
         on_progress: Callable[[str], None] = _ignore,
     ) -> Manifest:
         """Make a workspace over a snapshot, by default the latest of the template, which is built if there is none.
 
         A plain folder of that name becomes the workspace, with its files. `shown` are folders of the host that every
-        sandbox over it shows. One that was left half-made is made again; one that is there is `Conflict`.
+        sandbox over it shows; `labels` say whose it is. One that was left half-made is made again; one that is there is `Conflict`.
         """
         condition = self.register.condition(workspace_id)
         if condition == "ready":
@@ -108,7 +109,7 @@ class Workspaces:
         below = State(based=not copies or condition == "plain", snapshot_version=snapshot.version)
         manifest = making.born(workspace_id, snapshot.template, below)
         places = tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in shown)
-        manifest = manifest.model_copy(update={"shown": places})
+        manifest = manifest.model_copy(update={"shown": places, "labels": dict(labels or {})})
         with pinned(snapshot):
             if condition == "plain":
                 return await in_thread(self._adopt, grounds, manifest)

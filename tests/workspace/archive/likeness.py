@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from skep.workspace.overlay import merged, opened
+from skep.workspace.layers.overlay import merged, opened
 
 Likeness = dict[str, tuple[Any, ...]]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from skep.errors import ArchiveDamaged
 from skep.workspace.archive.index import Row, unlatin
-from skep.workspace.overlay import cover, pierce
+from skep.workspace.layers.overlay import cover, pierce
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -21,7 +21,7 @@ from skep.workspace.archive.index import Row, Tree, latin
 from skep.workspace.archive.ledger import Ledger
 from skep.workspace.archive.remembered import Remembered
 from skep.workspace.archive.watch import Watch
-from skep.workspace.overlay import Entry, Walk
+from skep.workspace.layers.overlay import Entry, Walk
 
 _SPARSE = 1 << 16
 _OWN = "user.overlay."

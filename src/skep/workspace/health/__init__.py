@@ -1,0 +1,1 @@
+"""Look at everything that can be wrong with a workspace, and put it right."""

@@ -1,0 +1,1 @@
+"""Templates: what a workspace starts from, as a person writes it."""
