@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from skep.app.apiary import Apiary, Tell, quiet
 from skep.app.household import Household
-from skep.errors import NotFound, WorkspaceDamaged
+from skep.errors import Denied, NotFound, WorkspaceDamaged
 from skep.sandbox.sandbox import Sandbox
 from skep.sessions.computers import Condition, Mended
 from skep.sessions.session import Session
 from skep.state.hives import Hive
 from skep.workspace.door import NobodyHome, call
+from skep.workspace.manifest import Manifest
 from skep.workspace.workspace import Workspace
 
 FindHive = Callable[[Session], Awaitable[Hive]]
@@ -50,19 +51,21 @@ class Lodgings:
             case "half-made":
                 return "half-made"
             case _:
-                return "ready" if await asyncio.to_thread(self._is_whole, session.id) else "damaged"
+                return "ready" if await asyncio.to_thread(self._is_whole, session) else "damaged"
 
-    def _is_whole(self, workspace_id: str) -> bool:
+    def _is_whole(self, session: Session) -> bool:
         workspaces = self._apiary.workspaces
         try:
-            manifest = workspaces.show(workspace_id)
+            manifest = workspaces.show(session.id)
+            _check_labels(session, manifest)
             workspaces.trees.check(manifest.trees())
         except WorkspaceDamaged:
             return False
-        return manifest.id == workspace_id
+        return manifest.id == session.id
 
     async def make(self, session: Session) -> None:
-        await self._apiary.settle(session.id, await self._shown(session), tell=self._tell)
+        shown = await self._shown(session)
+        await self._apiary.settle(session.id, shown, labels=labels(session), tell=self._tell)
 
     async def _shown(self, session: Session) -> Any:
         hive = await self._find_hive(session)
@@ -70,11 +73,15 @@ class Lodgings:
         await asyncio.to_thread(household.settle)
         return household.mounts()
 
-    def hold(self, session: Session) -> AbstractAsyncContextManager[Workspace]:
-        return self._apiary.at(session.id).hold(session.id)
+    @asynccontextmanager
+    async def hold(self, session: Session) -> AsyncIterator[Workspace]:
+        async with self._apiary.at(session.id).hold(session.id) as workspace:
+            _check_labels(session, workspace.manifest)
+            yield workspace
 
     @asynccontextmanager
     async def join(self, session: Session) -> AsyncIterator[Sandbox]:
+        _check_labels(session, self._apiary.workspaces.show(session.id))
         async with self._apiary.at(session.id).join(session.id) as sandbox:
             yield sandbox
 
@@ -90,16 +97,33 @@ class Lodgings:
         return Mended(repaired.done, (*lost, *(finding.message for finding in repaired.left)))
 
     async def save(self, session: Session) -> str:
+        _check_labels(session, self._apiary.workspaces.show(session.id))
         return (await self._apiary.put_away(session.id)).version
 
     async def free(self, session: Session) -> None:
         with suppress(NotFound):
+            _check_labels(session, self._apiary.workspaces.show(session.id))
             await self._apiary.destroy(session.id, archived=False)
 
     async def unarchive(self, session: Session, archive: str) -> None:
-        await self._apiary.bring_back(session.id, version=archive, shown=await self._shown(session))
+        shown = await self._shown(session)
+        await self._apiary.bring_back(session.id, version=archive, shown=shown, labels=labels(session))
 
     async def destroy(self, session: Session) -> None:
         await self.free(session)
         with suppress(NotFound):
             await self._apiary.archive().delete(session.id)
+
+
+def labels(session: Session) -> dict[str, str]:
+    """Return what the workspace of a session says about whose it is."""
+    return {"account": session.account_id, "hive": session.hive_id, "session": session.id}
+
+
+def _check_labels(session: Session, manifest: Manifest) -> None:
+    """Refuse a workspace that was made for somebody else, wherever it lies. One without labels was a person's work."""
+    if manifest.labels and manifest.labels != labels(session):
+        raise Denied(
+            f"in the place of the workspace of {session.key} lies one that was made for another session",
+            hint=f"give the folders below workspaces/ their names back; it says it is {manifest.id}",
+        )

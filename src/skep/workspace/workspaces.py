@@ -97,7 +97,8 @@ class Workspaces:
         """Make a workspace over a snapshot, by default the latest of the template, which is built if there is none.
 
         A plain folder of that name becomes the workspace, with its files. `shown` are folders of the host that every
-        sandbox over it shows; `labels` say whose it is. One that was left half-made is made again; one that is there is `Conflict`.
+        sandbox over it shows; `labels` say whose it is. One that was left half-made is made again; one that is there
+        is `Conflict`.
         """
         condition = self.register.condition(workspace_id)
         if condition == "ready":
