@@ -16,9 +16,9 @@ from skep.state.leases import Lease, Leases
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-#: How long a controller that says nothing is taken to be alive, and how often it says something.
+#: How long a controller that says nothing is taken to be alive, and in which part of that it says something.
 TTL_S = 15.0
-BEAT_S = 4.0
+_BEAT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,14 @@ class Identity:
 
 
 def _started(pid: int) -> int | None:
-    """Return when a process began, in ticks since the machine did; None if there is none by that number."""
+    """Return when a process began, in ticks since the machine did; None if none by that number runs."""
     try:
         # The second field is the program's name, which may hold spaces and brackets.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    # One that has ended stays in sight until its parent has asked how.
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def owner(controller: str) -> Identity | None:
@@ -72,8 +74,9 @@ def owner(controller: str) -> Identity | None:
 class Controller:
     """This process as one that runs sandboxes: a lease that it keeps for as long as it lives."""
 
-    def __init__(self, leases: Leases, identity: Identity, lease: Lease) -> None:
+    def __init__(self, leases: Leases, identity: Identity, lease: Lease, *, ttl_s: float = TTL_S) -> None:
         self._leases = leases
+        self._ttl_s = ttl_s
         self.identity = identity
         self.lease = lease
         #: Set when another process may have taken over what this one held.
@@ -81,14 +84,14 @@ class Controller:
         self._beating = asyncio.create_task(self._beat(), name="skep controller")
 
     @classmethod
-    async def start(cls, leases: Leases, host: str) -> Controller:
+    async def start(cls, leases: Leases, host: str, *, ttl_s: float = TTL_S) -> Controller:
         """Announce this process under a name that no other has had."""
         identity = Identity.of_this_process(host)
         name = f"controller:{identity}:{secrets.token_hex(4)}"
-        lease = await leases.acquire(name, holder=str(identity), ttl_s=TTL_S)
+        lease = await leases.acquire(name, holder=str(identity), ttl_s=ttl_s)
         if lease is None:
             raise Defect(f"another controller is called {name}")
-        return cls(leases, identity, lease)
+        return cls(leases, identity, lease, ttl_s=ttl_s)
 
     @property
     def name(self) -> str:
@@ -106,12 +109,14 @@ class Controller:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._ttl_s * _BEAT)
             try:
-                self.lease = await self._leases.renew(self.lease, TTL_S)
+                self.lease = await self._leases.renew(self.lease, self._ttl_s)
             except LeaseLost:
                 self.lost.set()
                 return
+            except Unavailable:
+                continue  # a database that is busy or away for a moment; the next beat may be in time
 
 
 def host_name(home: Path) -> str:

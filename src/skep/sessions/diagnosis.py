@@ -19,6 +19,7 @@ class Sight:
     workspace: Condition
     #: A sandbox has run over its workspace before, so there is something to lose.
     has_run: bool = False
+    #: An archive holds all that the workspace does.
     archived: bool = False
     #: A person, or the hive's upkeep, has said that a missing workspace may be made anew.
     may_recreate: bool = False
@@ -32,6 +33,8 @@ def choose(sight: Sight) -> Step:
         case "damaged":
             return "mend"
         case "half-made":
+            if sight.archived:
+                return "unarchive"  # somebody died while bringing it back
             return "mend" if sight.has_run else "make"
         case "missing":
             return _choose_for_nothing(sight)

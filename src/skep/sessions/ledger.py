@@ -151,7 +151,8 @@ class Ledger:
         await self._controller.guard(connection)
         values = {name: value for name, value in _row(after).items() if value != _row(before)[name]}
         statement = _update(before, values or {"token": before.token})
-        if not (await connection.execute(statement.where(sessions.c.token == before.token))).rowcount:
+        mine = (sessions.c.token == before.token, sessions.c.controller == self._controller.name)
+        if not (await connection.execute(statement.where(*mine))).rowcount:
             raise LeaseLost(
                 f"another controller has taken session {before.id} over",
                 hint="stop acting on it, and resolve its key again",

@@ -83,6 +83,11 @@ class Live:
             self.sandbox = await self._held.sandbox()
             self.shells.clear()
 
-    async def end(self) -> None:
-        """End the computer, or leave it if it is another's; the workspace stays."""
+    async def end(self, *, patient: bool = False) -> None:
+        """End the computer, or leave it if it is another's; the workspace stays.
+
+        Processes that have joined lose it, unless it is to be `patient`: then they are waited for.
+        """
+        if self._held is not None and not patient:
+            await self._held.stop()
         await self._ending.aclose()

@@ -15,12 +15,12 @@ RUNNING: frozenset[Status] = frozenset(("creating", "active", "resuming", "pause
 
 #: Where each status can lead. What is not here is a defect of Skep's, and is refused.
 WAYS: Mapping[Status, frozenset[Status]] = {
-    "creating": frozenset(("active", "error", "stopped", "destroyed", "creating")),
-    "active": frozenset(("resuming", "paused", "stopped", "error", "destroyed")),
-    "resuming": frozenset(("active", "error", "stopped", "archived", "resuming", "destroyed")),
-    "paused": frozenset(("active", "resuming", "stopped", "error", "destroyed")),
-    "stopped": frozenset(("resuming", "archived", "error", "destroyed")),
-    "archived": frozenset(("resuming", "stopped", "error", "destroyed")),
+    "creating": frozenset(("active", "resuming", "error", "stopped", "destroyed", "creating")),
+    "active": frozenset(("creating", "resuming", "paused", "stopped", "error", "destroyed")),
+    "resuming": frozenset(("active", "creating", "error", "stopped", "archived", "resuming", "destroyed")),
+    "paused": frozenset(("active", "creating", "resuming", "stopped", "error", "destroyed")),
+    "stopped": frozenset(("creating", "resuming", "archived", "error", "destroyed")),
+    "archived": frozenset(("creating", "resuming", "stopped", "error", "destroyed")),
     "destroyed": frozenset(("creating",)),
     "error": frozenset(("creating", "resuming", "stopped", "archived", "error", "destroyed")),
 }
