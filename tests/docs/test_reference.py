@@ -64,7 +64,11 @@ def test_each_setting_is_documented_with_its_meaning(field: str) -> None:
     assert line.split("|")[-2].strip()
 
 
-@pytest.mark.parametrize("error", [error.__name__ for error in subclasses(errors.SkepError)])
+# A module may tell a case of its own apart by a subclass that nobody else names; it stands for the error it is one of.
+PUBLIC = [error.__name__ for error in subclasses(errors.SkepError) if error.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("error", PUBLIC)
 def test_each_error_is_documented_in_the_reference_and_in_the_tree(error: str) -> None:
     assert f"`{error}`" in (REFERENCE / "errors.md").read_text()
     assert error in (errors.__doc__ or "")

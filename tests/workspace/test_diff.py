@@ -40,7 +40,7 @@ async def test_files_are_named_with_what_happened_to_them(workspaces: Workspaces
         "fresh/inner": "added", "deep/y": "added",
     }  # fmt: skip
     text = diff.text()
-    assert "~ changes  (4 B -> 8 B)\n    . -1 +1,2 .\n     one\n    +two\n" in text
+    assert "~ changes  (4 B -> 8 B)\n    @@ -1 +1,2 @@\n     one\n    +two\n" in text
     assert "+ new  (4 B)" in text
     assert "+ fresh/inner/" in text
     assert text.endswith("3 added, 1 changed, 3 removed\n")
@@ -53,7 +53,7 @@ async def test_a_text_is_shown_line_by_line_and_the_rest_is_named(workspaces: Wo
         "sed -i s/^50$/fifty/ text; printf '\\000\\002' > binary; echo b >> large; printf '\\033[2J evil' > escape",
     )
     changes = {change.path: change for change in diff.files}
-    assert changes["text"].lines == ". -48,5 +48,5 .\n 48\n 49\n-50\n+fifty\n 51\n 52"
+    assert changes["text"].lines == "@@ -48,5 +48,5 @@\n 48\n 49\n-50\n+fifty\n 51\n 52"
     assert changes["binary"].binary and changes["binary"].lines is None
     assert changes["large"].lines is None and not changes["large"].binary
     assert "~ binary  (2 B, binary)" in diff.text()
@@ -80,7 +80,7 @@ async def test_modes_and_links_count(workspaces: Workspaces) -> None:
     )
     changes = {change.path: change for change in diff.files}
     assert changes["script"].modes == (0o644, 0o755)
-    assert changes["link"].lines == ". -1 +1 .\n-one\n+two"
+    assert changes["link"].lines == "@@ -1 +1 @@\n-one\n+two"
     assert changes["real"].kind == "link"
     assert "~ script  (2 B, mode 644 -> 755)" in diff.text()
 
