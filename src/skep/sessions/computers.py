@@ -29,6 +29,9 @@ class Held(Protocol):
     async def stop(self) -> None:
         """End the sandbox, if one runs. The workspace stays in these hands."""
 
+    async def leave(self) -> None:
+        """End the sandbox under whoever has joined it, and let nobody join any more."""
+
 
 class Computers(Protocol):
     """Makes, opens and puts away the computers of sessions; a session's id is that of its workspace."""

@@ -89,5 +89,5 @@ class Live:
         Processes that have joined lose it, unless it is to be `patient`: then they are waited for.
         """
         if self._held is not None and not patient:
-            await self._held.stop()
+            await self._held.leave()
         await self._ending.aclose()

@@ -24,10 +24,15 @@ async def pause(sessions: Sessions, session_id: str) -> Session:
         return live.session
 
 
-async def stop(sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it") -> Session:
-    """End the sandbox of a session, wherever on this host it runs; its workspace stays."""
+async def stop(
+    sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it", patient: bool = False
+) -> Session:
+    """End the sandbox of a session, wherever on this host it runs; its workspace stays.
+
+    With `patient`, other processes that have joined the sandbox of this one are waited for.
+    """
     async with sessions.turn(session_id):
-        return await sessions.ledger.release(await _stopped(sessions, session_id, reason))
+        return await sessions.ledger.release(await _stopped(sessions, session_id, reason, patient=patient))
 
 
 async def archive(sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it") -> Session:
@@ -36,6 +41,7 @@ async def archive(sessions: Sessions, session_id: str, *, reason: str = "somebod
     async with sessions.turn(session_id):
         session = await _stopped(sessions, session_id, reason)
         if session.status == "archived":
+            await computers.free(session)  # whoever archived it may not have come to the end
             return await ledger.release(session)
         if session.status == "destroyed" or await computers.condition(session) == "missing":
             await ledger.release(session)
@@ -59,7 +65,8 @@ async def restore(sessions: Sessions, session_id: str) -> Session:
             raise Conflict(f"session {session_id} is {session.status}, not archived", hint="skep session list")
         session = await ledger.change(session, "resuming", reason="somebody asked for its workspace back")
         try:
-            await computers.unarchive(session, session.archive or "")
+            if await computers.condition(session) != "ready":
+                await computers.unarchive(session, session.archive or "")
         except SkepError as error:
             await sessions.recovery.give_up(session, error)
             raise
@@ -84,21 +91,21 @@ async def delete(sessions: Sessions, session_id: str, *, reason: str = "somebody
 
 
 async def stop_all(sessions: Sessions) -> None:
-    """End every computer of this process; the workspaces stay, and their sessions can be resolved elsewhere."""
+    """End every computer of this process when nobody else uses it; their sessions can be resolved elsewhere."""
     for live in sessions.running():
         with contextlib.suppress(LeaseLost):
             if live.joined:
                 sessions.forget(live.session.id)
                 await live.end()
             else:
-                await stop(sessions, live.session.id, reason="its controller ends")
+                await stop(sessions, live.session.id, reason="its controller ends", patient=True)
 
 
-async def _stopped(sessions: Sessions, session_id: str, reason: str) -> Session:
+async def _stopped(sessions: Sessions, session_id: str, reason: str, *, patient: bool = False) -> Session:
     """Claim a session with nothing running."""
     live = sessions.forget(session_id)
     if live is not None:
-        await live.end()
+        await live.end(patient=patient)
     session = live.session if live is not None and not live.joined else await _claimed(sessions, session_id)
     if session.status in RUNNING:
         used_at = max(session.active_at, live.used_at) if live is not None else session.active_at

@@ -24,7 +24,7 @@ from skep.sessions.computers import Computers, Held
 from skep.sessions.diagnosis import REASONS, Sight, Step, choose
 from skep.sessions.ledger import Ledger
 from skep.sessions.live import Live
-from skep.sessions.session import Session, Status
+from skep.sessions.session import Session
 from skep.state.events import WorkspaceRepaired
 
 T = TypeVar("T")
@@ -58,7 +58,9 @@ class Recovery:
         self._computers = computers
         self._pace = pace
 
-    async def bring_up(self, wanted: Session, *, may_recreate: bool, persist: Persist) -> Live:
+    async def bring_up(
+        self, wanted: Session, *, may_recreate: bool, persist: Persist, join: bool = True
+    ) -> Live:
         """Return the running computer of a session: one of this process's own, or that of another one, joined.
 
         `persist` is asked, whenever no sandbox can be had, whether to go on trying. What fails leaves the session in
@@ -69,12 +71,15 @@ class Recovery:
             return claimed
         session = claimed
         try:
-            session = await self._prepare(session, may_recreate=may_recreate)
-            live = await self._start(session, persist)
+            step, session = await self._decide(session, may_recreate=may_recreate)
+            session = await self._take(step, session)
+            return await self._start(session, persist)
         except SkepError as error:
             await self.give_up(session, error)
             raise
-        return live
+        except BaseException:
+            await asyncio.shield(self._ledger.release(session))  # whoever asked has gone
+            raise
 
     async def claim(self, wanted: Session, *, join: bool = True) -> Session | Live:
         """Take a session for this controller, or join the one that has it; wait for one that is just taking it."""
@@ -103,8 +108,8 @@ class Recovery:
             return None  # it has gone, or let it go, this very moment
         return Live(session, sandbox, None, ending, self._ledger.now)
 
-    async def _prepare(self, session: Session, *, may_recreate: bool) -> Session:
-        """Take the step after which there is a workspace to start a sandbox over."""
+    async def _decide(self, session: Session, *, may_recreate: bool) -> tuple[Step, Session]:
+        """Choose the step after which there is a workspace to start a sandbox over, and record that it is taken."""
         if session.status == "destroyed":
             await self._computers.destroy(session)  # whoever deleted it may not have come to the end
         sight = Sight(
@@ -117,10 +122,14 @@ class Recovery:
         step = choose(sight)
         if step == "refuse":
             raise _missing(session)
-        going: Status = "creating" if step == "make" else "resuming"
-        if session.status != going or session.status == "resuming":
-            session = await self._ledger.change(session, going, reason=self._reason(step, sight))
-        return await self._take(step, session)
+        if step != "make":
+            return step, await self._ledger.change(session, "resuming", reason=self._reason(step, sight))
+        if session.status == "creating" and not sight.has_run:
+            return step, session
+        # From here on there is nothing to lose, whoever has to finish this.
+        rooms = {} if session.status == "destroyed" else session.rooms
+        anew = {"generation": 0, "archive": None, "rooms": rooms}
+        return step, await self._ledger.change(session, "creating", reason=self._reason(step, sight), **anew)
 
     def _reason(self, step: Step, sight: Sight) -> str:
         if step == "make" and sight.has_run and sight.status != "destroyed":
@@ -158,6 +167,7 @@ class Recovery:
                 reason="its computer answers",
                 generation=session.generation + 1,
                 host=self._ledger.host,
+                archive=None,  # it no longer holds all that the workspace does
                 active_at=now,
                 healthy_at=now,
                 resume_fail_count=0,
@@ -206,10 +216,11 @@ class Recovery:
 
     async def give_up(self, session: Session, error: SkepError) -> None:
         """Put a failure on record and let the session go, so that another may try."""
-        count = session.resume_fail_count + 1
-        session = await self._ledger.change(
-            session, "error", reason=error.message, last_error=error.message, resume_fail_count=count
-        )
+        failure = {"last_error": error.message, "resume_fail_count": session.resume_fail_count + 1}
+        if session.status == "destroyed":  # which it stays, as there is nothing to come back to
+            session = await self._ledger.note(session, **failure)
+        else:
+            session = await self._ledger.change(session, "error", reason=error.message, **failure)
         await self._ledger.release(session)
 
 

@@ -46,6 +46,14 @@ class Workspace(Held):
             await asyncio.sleep(_PAUSE_S if self._arriving else 0)
         self._leaving = True
 
+    async def leave(self) -> None:
+        """End the sandbox under whoever uses it, and admit nobody from then on."""
+        self._leaving = True
+        while self._arriving:
+            await asyncio.sleep(_PAUSE_S)
+        async with self._turn:
+            await self.stop()
+
     async def suspend(self) -> Manifest:
         """End what runs in it and let no sandbox start until `resume`."""
         return await whole(self._suspend(True))

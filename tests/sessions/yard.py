@@ -1,0 +1,190 @@
+"""A whole Skep as one process has it: a database, real workspaces over a tiny snapshot, and the sessions of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.workspace.conftest import make_snapshot
+
+from skep.app.apiary import Apiary
+from skep.app.lodgings import Lodgings
+from skep.config import Paths, Settings
+from skep.sandbox.sandbox import Sandbox
+from skep.sessions import putting_away
+from skep.sessions.computer import Computer
+from skep.sessions.computers import Computers
+from skep.sessions.controller import Controller, host_name
+from skep.sessions.ledger import Ledger
+from skep.sessions.outages import Outages
+from skep.sessions.recovery import Pace
+from skep.sessions.session import Session
+from skep.sessions.sessions import Sessions
+from skep.state.accounts import Accounts, utc_now
+from skep.state.database import Database
+from skep.state.events import SessionChanged
+from skep.state.hives import Hive, Hives
+from skep.state.leases import Leases
+from skep.state.log import EventLog
+
+ACCOUNT = "bees"
+THREAD = "cli:default"
+
+#: Puts something between sessions and their computers.
+Wrap = Callable[[Computers], Computers]
+MakeLedger = Callable[[Database, EventLog, Controller], Ledger]
+
+
+def prepare_home(home: Path) -> Path:
+    """Make the folder that all processes of one host share."""
+    home.mkdir(mode=0o700)
+    make_snapshot(home)
+    return home
+
+
+async def prepare_hive(url: str, **upkeep: object) -> None:
+    """Put an account and a hive on record."""
+    database = await Database.open(url)
+    log = EventLog(database)
+    try:
+        await Accounts(database).create(ACCOUNT)
+        hives = Hives(database, log)
+        await hives.create("garden", account_id=ACCOUNT, actor="test")
+        if upkeep:
+            await hives.configure("garden", upkeep, account_id=ACCOUNT, actor="test")
+    finally:
+        await log.close()
+        await database.close()
+
+
+@dataclass(slots=True)
+class Yard:
+    """One process's view of it all."""
+
+    home: Path
+    database: Database
+    log: EventLog
+    hive: Hive
+    controller: Controller
+    apiary: Apiary
+    sessions: Sessions
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.sessions.ledger
+
+    async def resolve(self, thread: str = THREAD, *, recreate: bool = False) -> Computer:
+        return await self.sessions.resolve(self.hive, thread, account_id=ACCOUNT, recreate=recreate)
+
+    def id(self, thread: str = THREAD) -> str:
+        return self.sessions.wanted(self.hive, thread).id
+
+    async def session(self, thread: str = THREAD) -> Session:
+        return await self.ledger.get(self.id(thread))
+
+    async def steps(self, thread: str = THREAD) -> list[tuple[str | None, str]]:
+        """Return every change of status on record, the oldest first."""
+        recorded = await self.log.page(self.hive.id, types=["session_changed"])
+        changes = [one.event for one in recorded if isinstance(one.event, SessionChanged)]
+        return [(change.before, change.after) for change in changes if change.session == self.id(thread)]
+
+    def workspace(self, thread: str = THREAD) -> Path:
+        """Return the folder of a session's workspace on the host."""
+        return self.home / "workspaces" / self.id(thread)
+
+    def trees(self, thread: str = THREAD) -> list[Path]:
+        """Return the folders that hold its files, the one that is written first."""
+        manifest = self.apiary.workspaces.show(self.id(thread))
+        every = (manifest.upper, *(tree for tree in sorted(manifest.trees()) if tree != manifest.upper))
+        return [self.apiary.workspaces.trees.tree(tree) for tree in every]
+
+
+@asynccontextmanager
+async def open_yard(
+    home: Path,
+    url: str,
+    *,
+    host: str | None = None,
+    pace: Pace | None = None,
+    wrap: Wrap = lambda computers: computers,
+    ledger: MakeLedger = Ledger,
+    settings: dict[str, object] | None = None,
+    ttl_s: float | None = None,
+) -> AsyncIterator[Yard]:
+    """Be a process that runs sessions until the end of the block."""
+    database = await Database.open(url)
+    log = EventLog(database)
+    lasting = {} if ttl_s is None else {"ttl_s": ttl_s}
+    controller = await Controller.start(Leases(database), host or host_name(home), **lasting)
+    hives = Hives(database, log)
+    paths = Paths(config=home / "config.json", home=home, logs=home / "log")
+    apiary = Apiary(paths, Settings.model_validate(settings or {}))
+
+    async def find_hive(session: Session) -> Hive:
+        return await hives.show(session.hive_id, account_id=session.account_id)
+
+    lodgings = Lodgings(apiary, find_hive)
+    sessions = Sessions(
+        ledger(database, log, controller), wrap(lodgings), Outages(database, log, now=utc_now), pace=pace
+    )
+    lodgings.let_leave(lambda session_id: putting_away.stop(sessions, session_id, reason="another process asked"))
+    hive = await hives.show("garden", account_id=ACCOUNT)
+    try:
+        yield Yard(home, database, log, hive, controller, apiary, sessions)
+    finally:
+        await putting_away.stop_all(sessions)
+        await controller.stop()
+        await log.close()
+        await database.close()
+
+
+_PRINT = r"""
+import hashlib, json, os, stat
+found = {}
+for folder, folders, files in os.walk("/workspace"):
+    folders[:] = [name for name in sorted(folders) if os.path.join(folder, name) != "/workspace/hive"]
+    for name in sorted([*folders, *files]):
+        path = os.path.join(folder, name)
+        about = os.lstat(path)
+        kept = [oct(about.st_mode), about.st_mtime_ns]
+        if stat.S_ISLNK(about.st_mode):
+            kept.append(os.readlink(path))
+        elif stat.S_ISREG(about.st_mode):
+            kept.append(hashlib.sha256(open(path, "rb").read()).hexdigest())
+        found[path] = kept
+print(json.dumps(found))
+"""
+
+
+async def print_of(sandbox: Sandbox) -> dict[str, object]:
+    """Return all that a workspace shows from inside: each path with its mode, time, target or content."""
+    ran = await sandbox.run(["/usr/bin/python3", "-I", "-S", "-c", _PRINT])
+    assert ran.ok, ran.error_text
+    found: dict[str, object] = json.loads(ran.text)
+    return found
+
+
+async def seen(computer: Computer) -> dict[str, object]:
+    async with computer.sandbox() as sandbox:
+        return await print_of(sandbox)
+
+
+def inside(home: Path) -> set[str]:
+    """Return the process namespaces, other than the host's, that have something of a home in sight.
+
+    A sandbox over any of its workspaces is one; what a sandbox shows is known by its mounts, never by a name.
+    """
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                mounts = (process / "mountinfo").read_text()
+                place = str((process / "ns" / "pid").readlink())
+            except OSError:
+                continue  # it has just ended, or is another user's
+            if str(home) in mounts:
+                found.add(place)
+    return found
