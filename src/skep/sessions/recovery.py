@@ -58,15 +58,14 @@ class Recovery:
         self._computers = computers
         self._pace = pace
 
-    async def bring_up(
-        self, wanted: Session, *, may_recreate: bool, persist: Persist, join: bool = True
-    ) -> Live:
+    async def bring_up(self, wanted: Session, *, may_recreate: bool, persist: Persist, join: bool = True) -> Live:
         """Return the running computer of a session: one of this process's own, or that of another one, joined.
 
+        Without `join` one that another process has is `WorkspaceBusy`.
         `persist` is asked, whenever no sandbox can be had, whether to go on trying. What fails leaves the session in
         `error`, with the reason, and free for whoever tries next.
         """
-        claimed = await self.claim(wanted)
+        claimed = await self.claim(wanted) if join else await self._claim_now(wanted)
         if isinstance(claimed, Live):
             return claimed
         session = claimed
@@ -99,11 +98,20 @@ class Recovery:
                 )
             await self._pace.pause(self._pace.look_s / 4)
 
+    async def _claim_now(self, wanted: Session) -> Session:
+        session = await self._ledger.claim(wanted, reason=REASONS["make"])
+        if session is None:
+            there = await self._ledger.get(wanted.id)
+            raise WorkspaceBusy(
+                f"the session of {there.key} is in use by another process: {there.controller}", hint="wait for its end"
+            )
+        return session
+
     async def _joined(self, session: Session) -> Live | None:
         ending = AsyncExitStack()
         try:
             sandbox = await ending.enter_async_context(self._computers.join(session))
-        except (Unavailable, NotFound, WorkspaceBusy):
+        except (Unavailable, NotFound):
             await ending.aclose()
             return None  # it has gone, or let it go, this very moment
         return Live(session, sandbox, None, ending, self._ledger.now)

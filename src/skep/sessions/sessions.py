@@ -27,6 +27,12 @@ T = TypeVar("T")
 _NOTE_USE = timedelta(seconds=30)
 
 
+def key_of(hive: Hive, thread: str) -> str:
+    """Return the key of the session of a thread: its own, or the one that all threads of the hive share."""
+    checked = check_key(thread)
+    return checked if hive.upkeep.threads == "thread" else hive_key(hive.id)
+
+
 class Sessions:
     """The sessions that this process runs, and the way to all others."""
 
@@ -46,13 +52,21 @@ class Sessions:
         A workspace that is missing is not made anew, unless `recreate` or the hive's upkeep says that it may be.
         When no sandbox can be had for a minute, the computer that is returned has none, and says so.
         """
-        wanted = self.wanted(hive, thread)
-        await self._require(account_id, wanted, "resolve")
+        return await self.open(hive, self.wanted(hive, thread), account_id=account_id, recreate=recreate)
+
+    async def open(
+        self, hive: Hive, wanted: Session, *, account_id: str, recreate: bool = False, join: bool = True
+    ) -> Computer:
+        """Return the computer of a session of this hive, as `resolve` does for a thread.
+
+        Without `join` one that another process runs is `WorkspaceBusy`.
+        """
+        await self.require(account_id, wanted, "resolve")
         async with self.turn(wanted.id):
             live = self._live.get(wanted.id)
             if live is None or not await self._still_good(live):
                 await self._drop(wanted.id)
-                live, down = await self._bring_up(hive, wanted, recreate=recreate)
+                live, down = await self._bring_up(hive, wanted, recreate=recreate, join=join)
                 if live is None:
                     return self._computer(None, wanted, account_id, down=down)
                 self._live[wanted.id] = live
@@ -69,8 +83,7 @@ class Sessions:
 
     def wanted(self, hive: Hive, thread: str) -> Session:
         """Return what the session of a thread is like before it is on record."""
-        key = check_key(thread) if hive.upkeep.threads == "thread" else hive_key(hive.id)
-        now = self.ledger.now()
+        key, now = key_of(hive, thread), self.ledger.now()
         found = session_id(hive.account_id, hive.id, key)
         return Session(found, hive.account_id, hive.id, key, "creating", now, now, now)
 
@@ -109,7 +122,7 @@ class Sessions:
         if (live := self.forget(session_id)) is not None:
             await live.end()
 
-    async def _bring_up(self, hive: Hive, wanted: Session, *, recreate: bool) -> tuple[Live | None, str]:
+    async def _bring_up(self, hive: Hive, wanted: Session, *, recreate: bool, join: bool) -> tuple[Live | None, str]:
         """Bring a computer up; while none can be had try again for a minute, and then go on without."""
         outage = await self._outages.of(hive)
         now = self.ledger.now()
@@ -124,7 +137,7 @@ class Sessions:
 
         may_recreate = recreate or hive.upkeep.recreate_missing
         try:
-            live = await self.recovery.bring_up(wanted, may_recreate=may_recreate, persist=persist)
+            live = await self.recovery.bring_up(wanted, may_recreate=may_recreate, persist=persist, join=join)
         except Unavailable as error:
             if outage is None or outage.flipped_at is None:
                 raise
@@ -133,7 +146,7 @@ class Sessions:
             await self._outages.over(hive)
         return live, ""
 
-    async def _require(self, account_id: str, session: Session, act: str) -> None:
+    async def require(self, account_id: str, session: Session, act: str) -> None:
         """Refuse whoever is not of the session's account, and put it on record."""
         if account_id == session.account_id:
             return
@@ -144,7 +157,7 @@ class Sessions:
         )
 
     def _computer(self, live: Live | None, session: Session, account_id: str, *, down: str | None = None) -> Computer:
-        check = partial(self._require, account_id, session)
+        check = partial(self.require, account_id, session)
         return Computer(live, check, partial(self._open_room, session.id), down=down)
 
     async def _open_room(self, session_id: str, room: str) -> bool:
