@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
 from skep.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from skep.state.hives import Hive
 
 KEY_BYTES = 512
 
@@ -35,6 +39,12 @@ def check_key(key: str) -> str:
 def hive_key(hive_id: str) -> str:
     """Return the key that all threads of a hive share when it has one workspace for them."""
     return f"hive:{hive_id}"
+
+
+def key_of(hive: Hive, thread: str) -> str:
+    """Return the key of the session of a thread: its own, or the one that all threads of the hive share."""
+    checked = check_key(thread)
+    return checked if hive.upkeep.threads == "thread" else hive_key(hive.id)
 
 
 def session_id(account_id: str, hive_id: str, key: str) -> str:

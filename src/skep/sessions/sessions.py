@@ -12,7 +12,7 @@ from typing import TypeVar
 from skep.errors import Denied, SandboxLost, Unavailable
 from skep.sessions.computer import Computer
 from skep.sessions.computers import Computers
-from skep.sessions.key import check_key, hive_key, session_id
+from skep.sessions.key import key_of, session_id
 from skep.sessions.ledger import Ledger
 from skep.sessions.live import Live
 from skep.sessions.outages import TRY_AGAIN, Outages
@@ -25,12 +25,6 @@ T = TypeVar("T")
 
 #: How long the use of a session may be behind on record.
 _NOTE_USE = timedelta(seconds=30)
-
-
-def key_of(hive: Hive, thread: str) -> str:
-    """Return the key of the session of a thread: its own, or the one that all threads of the hive share."""
-    checked = check_key(thread)
-    return checked if hive.upkeep.threads == "thread" else hive_key(hive.id)
 
 
 class Sessions:
