@@ -39,6 +39,7 @@ from skep.workspace.workspaces import Workspaces
 if TYPE_CHECKING:  # archives bring ciphers and compression along, which few commands have a use for
     from skep.workspace.archive.archive import Archive, Restored, Saved
     from skep.workspace.archive.watch import Progress
+    from skep.workspace.fallback import Fallback
     from skep.workspace.health.finding import Report
     from skep.workspace.health.repair import Repaired
 
@@ -194,7 +195,7 @@ class Apiary:
         from skep.sandbox.joining import JoinedSandbox
 
         workspaces = self.at(workspace_id)
-        network = self.network(self._template(self.workspaces.show(workspace_id)), allow) if allow else None
+        network = self.network_for(workspace_id, allow)
         deadline = time.monotonic() + _PATIENCE_S
         async with AsyncExitStack() as entered:
             while True:
@@ -205,7 +206,7 @@ class Apiary:
                     break
                 await entered.aclose()
                 if time.monotonic() > deadline:
-                    raise _settled(workspace_id)
+                    raise settled(workspace_id)
                 await asyncio.sleep(_PAUSE_S)
             yield sandbox
 
@@ -228,6 +229,21 @@ class Apiary:
             tell("the process that holds the workspace installs them")
             done = await workspaces.act(workspace_id, "install", {"python": list(python), "node": list(node)})
             return Installed(**done)
+
+    async def step_back(self, workspace_id: str) -> Fallback | None:
+        """Return a workspace of which folders are missing to its last good state; None if nothing is missing."""
+        from skep.workspace.fallback import step_back
+
+        return await step_back(self.workspaces, workspace_id)
+
+    async def rehouse(self, old_id: str, new_id: str, *, labels: Mapping[str, str]) -> None:
+        """Give a workspace another id, with the places that its template has given it."""
+        from skep.workspace.rehousing import rehouse
+
+        places = self.home / "places"
+        await rehouse(self.workspaces, old_id, new_id, labels=labels)
+        with suppress(FileNotFoundError):
+            (places / old_id).rename(places / new_id)
 
     async def examine(self, workspace_id: str, *, thorough: bool = False) -> Report:
         """Look at everything that can be wrong with a workspace."""
@@ -340,6 +356,10 @@ class Apiary:
             policy = Policy((*policy.rules, *indexes.rules), indexes.upstreams)
         return Network(policy, on_event=log_event) if policy.rules else None
 
+    def network_for(self, workspace_id: str, allow: Sequence[str]) -> Network | None:
+        """Return what a workspace may reach if the caller allows more; None if nothing more is allowed."""
+        return self.network(self._template(self.workspaces.show(workspace_id)), allow) if allow else None
+
     def _template(self, manifest: Manifest) -> Template:
         try:
             return self.templates.show(manifest.template)
@@ -363,7 +383,8 @@ class Apiary:
                 yield Mount(str(folder), path)
 
 
-def _settled(workspace_id: str) -> WorkspaceBusy:
+def settled(workspace_id: str) -> WorkspaceBusy:
+    """Say that a sandbox that runs cannot be given more."""
     return WorkspaceBusy(
         f"workspace {workspace_id} is in use, and what it reaches and shows is settled until that ends",
         hint="wait until the other command has ended, or leave out --allow and --ticket",

@@ -3,32 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from skep.app.apiary import Apiary, Tell, quiet
+from skep.app.apiary import Apiary, Tell, quiet, settled
 from skep.app.household import Household
-from skep.errors import Denied, NotFound, WorkspaceDamaged
+from skep.errors import Conflict, Denied, NotFound, Unavailable, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.stack import Mount
 from skep.sessions.computers import Condition, Mended
+from skep.sessions.key import hive_key
 from skep.sessions.session import Session
 from skep.state.hives import Hive
 from skep.workspace.door import NobodyHome, call
-from skep.workspace.manifest import Manifest
+from skep.workspace.manifest import Manifest, Shown
 from skep.workspace.workspace import Workspace
 
 FindHive = Callable[[Session], Awaitable[Hive]]
 Leave = Callable[[str], Awaitable[object]]
+Made = Callable[[Session, Manifest], Awaitable[None]]
+
+#: How long somebody who wants a sandbox of their own waits for one that is about to end.
+_PATIENCE_S = 2.0
+
+
+async def _tell_nobody(_: Session, __: Manifest) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What the caller wants beyond what the settings and the template give: hosts to reach, folders to show."""
+
+    allow: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.allow or self.mounts)
 
 
 class Lodgings:
     """Makes, opens and puts away the workspaces of sessions; see `skep.sessions.computers.Computers`."""
 
-    def __init__(self, apiary: Apiary, find_hive: FindHive, *, tell: Tell = quiet) -> None:
+    def __init__(
+        self,
+        apiary: Apiary,
+        find_hive: FindHive,
+        *,
+        tell: Tell = quiet,
+        on_made: Made = _tell_nobody,
+        extras: Extras | None = None,
+    ) -> None:
         self._apiary = apiary
         self._find_hive = find_hive
         self._tell = tell
+        self._on_made = on_made
+        self._extras = extras or Extras()
+        #: When a sandbox that has not got the extras was first found in the way.
+        self._blocked_at: float | None = None
         self._leaving: set[asyncio.Task[object]] = set()
 
     def let_leave(self, leave: Leave) -> None:
@@ -45,10 +81,11 @@ class Lodgings:
 
     async def condition(self, session: Session) -> Condition:
         workspaces = self._apiary.workspaces
+        await take_over(self._apiary, session)
         match workspaces.register.condition(session.id):
             case "missing":
                 return "damaged" if session.id in await asyncio.to_thread(workspaces.lost) else "missing"
-            case "half-made":
+            case "half-made" | "plain":
                 return "half-made"
             case _:
                 return "ready" if await asyncio.to_thread(self._is_whole, session) else "damaged"
@@ -65,9 +102,11 @@ class Lodgings:
 
     async def make(self, session: Session) -> None:
         shown = await self._shown(session)
-        await self._apiary.settle(session.id, shown, labels=labels(session), tell=self._tell)
+        made = await self._apiary.settle(session.id, shown, labels=labels(session), tell=self._tell)
+        if made is not None:
+            await self._on_made(session, made)
 
-    async def _shown(self, session: Session) -> Any:
+    async def _shown(self, session: Session) -> tuple[Mount, ...]:
         hive = await self._find_hive(session)
         household = Household(self._apiary.home, hive.id, hive.account_id, hive.name)
         await asyncio.to_thread(household.settle)
@@ -75,26 +114,71 @@ class Lodgings:
 
     @asynccontextmanager
     async def hold(self, session: Session) -> AsyncIterator[Workspace]:
-        async with self._apiary.at(session.id).hold(session.id) as workspace:
+        extras, shown = self._extras, _shown(await self._shown(session))
+        network = self._apiary.network_for(session.id, extras.allow)
+        held = self._apiary.at(session.id).hold(session.id, network=network, mounts=extras.mounts)
+        async with held as workspace:
             _check_labels(session, workspace.manifest)
+            if workspace.manifest.shown != shown:  # the home has moved, or it came from elsewhere
+                await workspace.amend(shown=shown)
             yield workspace
 
     @asynccontextmanager
     async def join(self, session: Session) -> AsyncIterator[Sandbox]:
         _check_labels(session, self._apiary.workspaces.show(session.id))
+        self._refuse_extras(session)
         async with self._apiary.at(session.id).join(session.id) as sandbox:
             yield sandbox
+
+    def _refuse_extras(self, session: Session) -> None:
+        """Refuse to join a sandbox that has not got what was asked for, unless it may be about to end."""
+        if not self._extras:
+            return
+        self._blocked_at = self._blocked_at or time.monotonic()
+        if time.monotonic() - self._blocked_at > _PATIENCE_S:
+            raise settled(session.id)
+        raise Unavailable("the sandbox of another command is in the way", hint="wait for its end")
 
     async def hand_over(self, session: Session) -> None:
         with suppress(NobodyHome):
             await call(self._apiary.workspaces.register.path(session.id), {"act": "leave"})
 
     async def mend(self, session: Session) -> Mended:
+        """Repair from the manifest and the snapshot, else return to a checkpoint, else to an archive."""
+        if self._apiary.workspaces.register.condition(session.id) == "plain":
+            await self.make(session)
+            return Mended(("took in a plain folder as the workspace",))
+        done, lost = await self._repair(session)
+        if not await asyncio.to_thread(self._is_whole, session):
+            return await self._bring_back(session, done, lost)
+        return Mended(done, lost)
+
+    async def _repair(self, session: Session) -> tuple[tuple[str, ...], tuple[str, ...]]:
         lost: tuple[str, ...] = ()
-        if (back := await self._apiary.step_back(session.id)) is not None:
-            lost = (f"everything since the checkpoint {back}, for the files written after it are gone",)
         repaired = await self._apiary.repair(session.id, tell=self._tell)
-        return Mended(repaired.done, (*lost, *(finding.message for finding in repaired.left)))
+        if not await asyncio.to_thread(self._is_whole, session):
+            with suppress(WorkspaceDamaged, NotFound):
+                back = await self._apiary.step_back(session.id)
+                lost = back.lost() if back is not None else ()
+                again = await self._apiary.repair(session.id, tell=self._tell)
+                repaired = replace(again, done=(*repaired.done, *again.done))
+        return repaired.done, (*lost, *(finding.message for finding in repaired.left))
+
+    async def _bring_back(self, session: Session, done: tuple[str, ...], lost: tuple[str, ...]) -> Mended:
+        """Make the workspace from its newest archive, if there is one; what is left of it is kept beside it."""
+        version = session.archive or await self._newest_archive(session)
+        if version is None:
+            return Mended(done, lost)
+        aside = f"{session.id}-{secrets.token_hex(4)}"
+        with suppress(NotFound):
+            await self._apiary.rehouse(session.id, aside, labels={})
+            done = (*done, f"kept what is left of it as the workspace {aside}")
+        await self.unarchive(session, version)
+        return Mended((*done, f"restored it from the archive {version}"), (f"everything since {version} was saved",))
+
+    async def _newest_archive(self, session: Session) -> str | None:
+        found = await self._apiary.archive().list(session.id)
+        return max(found, key=lambda one: one.saved_at).version if found else None
 
     async def save(self, session: Session) -> str:
         _check_labels(session, self._apiary.workspaces.show(session.id))
@@ -113,6 +197,27 @@ class Lodgings:
         await self.free(session)
         with suppress(NotFound):
             await self._apiary.archive().delete(session.id)
+
+
+async def take_over(apiary: Apiary, session: Session) -> None:
+    """Give a workspace from before there were sessions, which has the id of its hive, the id of the hive's session."""
+    if session.key != hive_key(session.hive_id):
+        return
+    register = apiary.workspaces.register
+    if register.condition(session.id) == "missing" and register.condition(session.hive_id) not in (
+        "missing",
+        "half-made",
+    ):
+        try:
+            await apiary.rehouse(session.hive_id, session.id, labels=labels(session))
+        except WorkspaceBusy:
+            raise
+        except (Conflict, NotFound):
+            pass  # another process was faster
+
+
+def _shown(mounts: tuple[Mount, ...]) -> tuple[Shown, ...]:
+    return tuple(Shown(host=mount.host, inside=mount.inside, mode=mount.mode) for mount in mounts)
 
 
 def labels(session: Session) -> dict[str, str]:

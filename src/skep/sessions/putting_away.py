@@ -90,15 +90,15 @@ async def delete(sessions: Sessions, session_id: str, *, reason: str = "somebody
         return await sessions.ledger.note(session, controller=None, archive=None, rooms={}, generation=0)
 
 
-async def stop_all(sessions: Sessions) -> None:
-    """End every computer of this process when nobody else uses it; their sessions can be resolved elsewhere."""
+async def stop_all(sessions: Sessions, *, patient: bool = True) -> None:
+    """End every computer of this process, `patient` when nobody else uses it; they can be resolved elsewhere."""
     for live in sessions.running():
         with contextlib.suppress(LeaseLost):
             if live.joined:
                 sessions.forget(live.session.id)
                 await live.end()
             else:
-                await stop(sessions, live.session.id, reason="its controller ends", patient=True)
+                await stop(sessions, live.session.id, reason="its controller ends", patient=patient)
 
 
 async def _stopped(sessions: Sessions, session_id: str, reason: str, *, patient: bool = False) -> Session:
