@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from skep.errors import SandboxDisabled
 from skep.sandbox.files import Files
@@ -13,12 +14,15 @@ from skep.sandbox.shell import Shell
 from skep.sessions.live import Live
 
 if TYPE_CHECKING:
+    from skep.sandbox.context import Context
     from skep.sandbox.limits import CommandLimits
+    from skep.sandbox.results import Cell, Language
 
+Kind = Literal["shell", "context"]
 #: Raises Denied, after it was recorded, unless the caller may use the session for this act.
 Check = Callable[[str], Awaitable[None]]
 #: Takes note that a shell or a context was opened; says whether it takes the place of one that is gone.
-Open = Callable[[str], Awaitable[bool]]
+Open = Callable[[Live, Kind, str], Awaitable[bool]]
 
 
 class Computer:
@@ -33,13 +37,18 @@ class Computer:
     @asynccontextmanager
     async def sandbox(self, act: str = "use") -> AsyncIterator[Sandbox]:
         """Use the sandbox itself; for as long as the block runs, the session counts as busy."""
+        async with self._used(act) as live:
+            yield live.sandbox
+
+    @asynccontextmanager
+    async def _used(self, act: str) -> AsyncIterator[Live]:
         await self._check(act)
         if self._live is None:
             raise SandboxDisabled(
                 f"there is no sandbox for now: {self.down}", hint="it comes back by itself; try later"
             )
-        with self._live.used() as sandbox:
-            yield sandbox
+        with self._live.used():
+            yield self._live
 
     async def run(
         self,
@@ -61,27 +70,64 @@ class Computer:
     async def start(
         self, command: Command, *, cwd: str | None = None, stdin: bool = False, terminal: Size | None = None
     ) -> Process:
-        """Start a command and return at once; see `Sandbox.start`."""
+        """Start a command and return at once; see `Sandbox.start`. While it runs the session counts as busy."""
         async with self.sandbox("exec") as sandbox:
             return await sandbox.start(command, cwd=cwd, stdin=stdin, terminal=terminal)
 
     async def background(self, command: Command, *, cwd: str | None = None) -> Job:
-        """Start a command that outlives this call; see `Sandbox.background`."""
+        """Start a command that outlives this call; see `Sandbox.background`. While it runs the session is busy."""
         async with self.sandbox("exec") as sandbox:
             return await sandbox.background(command, cwd=cwd)
 
     @asynccontextmanager
     async def files(self) -> AsyncIterator[Files]:
-        """Read and change the files."""
+        """Read and change the files; for as long as the block runs, the session counts as busy."""
         async with self.sandbox("files") as sandbox:
             yield sandbox.files
 
-    async def shell(self, name: str = "main") -> tuple[Shell, bool]:
-        """Return the shell of that name, and whether it takes the place of one whose variables are gone."""
-        async with self.sandbox("exec") as sandbox:
-            assert self._live is not None
-            if (known := self._live.shells.get(name)) is not None:
-                return known, False
-            replaced = await self._open_room(f"shell:{name}")
-            shell = self._live.shells[name] = await sandbox.shell()
-            return shell, replaced
+    async def shell(self, name: str = "main") -> ShellRoom:
+        """Return the shell of that name, opened if there is none."""
+        async with self._used("exec") as live, live.opening:
+            if (known := live.shells.get(name)) is not None:
+                return ShellRoom(self, known, replaced=False)
+            replaced = await self._open_room(live, "shell", name)
+            live.shells[name] = await live.sandbox.shell()
+            return ShellRoom(self, live.shells[name], replaced=replaced)
+
+    async def context(self, name: str = "default", *, language: Language = "python") -> ContextRoom:
+        """Return the context for code of that name, opened if there is none."""
+        async with self._used("exec") as live, live.opening:
+            is_known = any(context.name == name for context in live.interpreter.contexts())
+            context = live.interpreter.context(name, language=language)
+            replaced = not is_known and await self._open_room(live, "context", name)
+            if replaced:
+                context.say_lost()
+            return ContextRoom(self, context, replaced=replaced)
+
+
+@dataclass(frozen=True, slots=True)
+class ShellRoom:
+    """A shell that lasts as long as the sandbox. `replaced`: it takes the place of one whose variables are gone."""
+
+    _computer: Computer
+    _shell: Shell
+    replaced: bool
+
+    async def run(self, command: str, *, input: bytes = b"", timeout_s: float | None = None) -> Execution:
+        """Run a command where the last one left off; `SandboxLost` when the shell has gone with its sandbox."""
+        async with self._computer.sandbox("exec"):
+            return await self._shell.run(command, input=input, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRoom:
+    """A context for code. `replaced`: it takes the place of one whose variables are gone, and its next cell says so."""
+
+    _computer: Computer
+    _context: Context
+    replaced: bool
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> Cell:
+        """Run a cell where the last one left off; `SandboxLost` when the context has gone with its sandbox."""
+        async with self._computer.sandbox("exec"):
+            return await self._context.run(code, timeout_s=timeout_s)

@@ -8,13 +8,13 @@ refused, whatever it still believes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,13 +27,21 @@ from skep.state.events import Event, SessionChanged
 from skep.state.leases import clock
 from skep.state.log import EventLog
 from skep.state.record import read_time, write_time
-from skep.state.schema import leases, sessions
+from skep.state.schema import hives, leases, sessions
 from skep.state.writer import Alongside
 
 ACTOR = "skep:sessions"
 
 #: Changes that are found by looking at the row in the same transaction.
 _TIMES = ("created_at", "changed_at", "active_at", "healthy_at", "unarchived_at", "warned_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whose the hive of a session is, None if there is none any more; and the session, if it is on record."""
+
+    owner: str | None
+    session: Session | None
 
 
 class Ledger:
@@ -63,7 +71,24 @@ class Ledger:
     async def find(self, session_id: str) -> Session | None:
         async with self._database.read() as connection:
             row = (await connection.execute(select(sessions).where(sessions.c.id == session_id))).one_or_none()
-        return None if row is None else _session(row)
+        return None if row is None else _session(row._mapping)
+
+    async def standing(self, session: Session) -> Standing:
+        """Read what decides whether somebody may use a session, in one go."""
+        both = (sessions.c.hive_id == hives.c.id) & (sessions.c.id == session.id)
+        statement = (
+            select(hives.c.account_id.label("owner"), hives.c.deleted_at, sessions)
+            .select_from(hives.outerjoin(sessions, both))
+            .where(hives.c.id == session.hive_id)
+        )
+        async with self._database.read() as connection:
+            row = (await connection.execute(statement)).one_or_none()
+        if row is None:
+            return Standing(None, None)
+        values = dict(row._mapping)
+        owner, deleted_at = values.pop("owner"), values.pop("deleted_at")
+        found = None if values["id"] is None else _session(values)
+        return Standing(None if deleted_at else owner, found)
 
     async def get(self, session_id: str) -> Session:
         found = await self.find(session_id)
@@ -83,7 +108,7 @@ class Ledger:
         if statuses:
             statement = statement.where(sessions.c.status.in_(statuses))
         async with self._database.read() as connection:
-            return tuple(_session(row) for row in (await connection.execute(statement)).all())
+            return tuple(_session(row._mapping) for row in (await connection.execute(statement)).all())
 
     async def claim(self, wanted: Session, *, reason: str) -> Session | None:
         """Take a session for this controller, made if it is not on record; None while another controller has it.
@@ -94,7 +119,7 @@ class Ledger:
             return made
         async with self._database.write() as connection:
             await self._controller.guard(connection)
-            found = _session((await connection.execute(_locked(wanted.id))).one())
+            found = _session((await connection.execute(_locked(wanted.id))).one()._mapping)
             if not await self._is_free(connection, found):
                 return None
             taken = replace(found, token=found.token + 1, controller=self._controller.name)
@@ -134,9 +159,11 @@ class Ledger:
         """Give a session back, so that any controller may claim it at once."""
         return await self.note(session, controller=None)
 
-    async def record(self, session: Session, event: Event) -> None:
-        """Record something else that happened to a claimed session."""
-        await self._append(session, event, partial(self._write, session, session))
+    async def record(self, session: Session, event: Event, **changes: Any) -> Session:
+        """Record something else that happened to a claimed session, and what is known of it since."""
+        after = replace(session, **changes)
+        await self._append(after, event, partial(self._write, session, after))
+        return after
 
     async def remark(self, session: Session, event: Event) -> None:
         """Record something about a session that this controller need not have."""
@@ -193,8 +220,8 @@ def _row(session: Session) -> dict[str, Any]:
     return {**row, "rooms": json.dumps(dict(session.rooms), sort_keys=True)}
 
 
-def _session(row: Row[Any]) -> Session:
-    values = dict(row._mapping)
+def _session(row: Mapping[str, Any] | RowMapping) -> Session:
+    values = dict(row)
     for name in _TIMES:
         values[name] = None if values[name] is None else read_time(values[name])
     return Session(**{**values, "rooms": json.loads(values["rooms"])})

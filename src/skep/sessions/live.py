@@ -6,16 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-from skep.errors import SkepError
+from skep.errors import SandboxLost, SkepError
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.shell import Shell
 from skep.sessions.computers import Held
 from skep.sessions.session import Session
 
+if TYPE_CHECKING:
+    from skep.sandbox.interpreter import Interpreter
+
 #: A computer that answered so recently is not asked again.
 _FRESH_S = 5.0
+#: How long contexts for code are kept in which nothing is run.
+_CONTEXTS_LAST = timedelta(minutes=15)
 #: How long the sandbox has to run a command that does nothing.
 PING_S = 2.0
 
@@ -32,10 +38,15 @@ class Live:
         self._ending = ending
         self._now = now
         self._uses = 0
+        self._begun = 0
+        self._retired = False
         self._answered = time.monotonic()
-        self.used_at = now()
-        #: The shells that were opened in it, by name.
+        self.used_at = self._called_at = now()
+        #: The shells that were opened in it, by name, and the contexts for code.
         self.shells: dict[str, Shell] = {}
+        self._interpreter: Interpreter | None = None
+        #: Held while a shell or a context is opened.
+        self.opening = asyncio.Lock()
 
     @property
     def joined(self) -> bool:
@@ -44,12 +55,15 @@ class Live:
     @contextmanager
     def used(self) -> Iterator[Sandbox]:
         """Count as busy for as long as the block runs."""
+        if self._retired:
+            raise SandboxLost(f"the computer of {self.session.key} has been put away", hint="resolve the key again")
         self._uses += 1
+        self._begun += 1
         try:
             yield self.sandbox
         finally:
             self._uses -= 1
-            self.used_at = self._now()
+            self.used_at = self._called_at = self._now()
 
     async def busy(self) -> bool:
         """Say whether a call, a stream or a process is under way; what is busy was in use just now."""
@@ -57,6 +71,29 @@ class Live:
         if busy:
             self.used_at = self._now()
         return busy
+
+    async def retire(self) -> bool:
+        """Take no more work, unless some is under way or has come meanwhile; say whether it takes none."""
+        begun = self._begun
+        if await self.busy() or self._begun != begun:
+            return False
+        self._retired = True
+        return True
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """The contexts for code in it."""
+        from skep.sandbox.interpreter import Interpreter
+
+        if self._interpreter is None:
+            self._interpreter = Interpreter(self.sandbox)
+        return self._interpreter
+
+    async def tidy(self) -> None:
+        """End the contexts that nobody used for long: each is a process, and would keep the computer up for ever."""
+        if self._interpreter is not None and not self._uses and self._now() - self._called_at >= _CONTEXTS_LAST:
+            interpreter, self._interpreter = self._interpreter, None
+            await interpreter.close()
 
     async def healthy(self) -> bool:
         """Say whether the computer answers."""
@@ -82,6 +119,7 @@ class Live:
             await self._held.stop()
             self.sandbox = await self._held.sandbox()
             self.shells.clear()
+            self._interpreter = None
 
     async def end(self, *, patient: bool = False) -> None:
         """End the computer, or leave it if it is another's; the workspace stays.

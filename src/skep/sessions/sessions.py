@@ -6,11 +6,10 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from skep.errors import Denied, SandboxLost, Unavailable
-from skep.sessions.computer import Computer
+from skep.sessions.computer import Computer, Kind
 from skep.sessions.computers import Computers
 from skep.sessions.key import key_of, session_id
 from skep.sessions.ledger import Ledger
@@ -55,10 +54,12 @@ class Sessions:
 
         Without `join` one that another process runs is `WorkspaceBusy`.
         """
-        await self.require(account_id, wanted, "resolve")
+        if account_id != wanted.account_id:
+            await self._deny(account_id, wanted, "resolve")  # without a wait for its turn
         async with self.turn(wanted.id):
+            row = await self.require(account_id, wanted, "resolve")
             live = self._live.get(wanted.id)
-            if live is None or not await self._still_good(live):
+            if live is None or not await self._still_good(live, row):
                 await self._drop(wanted.id)
                 live, down = await self._bring_up(hive, wanted, recreate=recreate, join=join)
                 if live is None:
@@ -95,21 +96,23 @@ class Sessions:
     def running(self) -> tuple[Live, ...]:
         return tuple(self._live.values())
 
-    async def _still_good(self, live: Live) -> bool:
+    async def _still_good(self, live: Live, row: Session | None) -> bool:
         """Say whether a computer of this process answers, and is still this process's to use."""
-        row = await self.ledger.find(live.session.id)
-        if row is None or (row.token, row.account_id) != (live.session.token, live.session.account_id):
+        if row is None or row.token != live.session.token:
             return False
         if not live.joined and row.status not in ("active", "paused"):
             return False
         if row.status == "paused":
-            await live.sandbox.resume()
-            live.session = await self.ledger.change(live.session, "active", reason="it is used again")
+            await self._wake(live)
         if not await live.healthy():
             return False
         if not live.joined and self.ledger.now() - row.active_at > _NOTE_USE:
             live.session = await self.ledger.note(live.session, active_at=self.ledger.now())
         return True
+
+    async def _wake(self, live: Live) -> None:
+        await live.sandbox.resume()
+        live.session = await self.ledger.change(live.session, "active", reason="it is used again")
 
     async def _drop(self, session_id: str) -> None:
         """End what this process has of a session, before it is brought up again."""
@@ -140,30 +143,49 @@ class Sessions:
             await self._outages.over(hive)
         return live, ""
 
-    async def require(self, account_id: str, session: Session, act: str) -> None:
-        """Refuse whoever is not of the session's account, and put it on record."""
-        if account_id == session.account_id:
-            return
+    async def require(self, account_id: str, session: Session, act: str) -> Session | None:
+        """Refuse whoever is not of the account that has the session now; return the session as it is on record."""
+        standing = await self.ledger.standing(session)
+        row = standing.session
+        if {account_id} != {standing.owner, session.account_id, row.account_id if row else account_id}:
+            await self._deny(account_id, session, act)
+        return row
+
+    async def _deny(self, account_id: str, session: Session, act: str) -> NoReturn:
+        """Put on record that somebody asked for what is not theirs, and refuse it."""
         event = AccessDenied(session=session.id, asked_by=account_id[:128], act=act)
         await self.ledger.remark(session, event)
         raise Denied(
-            f"the session of {session.key} belongs to another account", hint="use one of your own account's hives"
+            f"the session of {session.key} is not one of the account {account_id[:60]!a}",
+            hint="use a hive of your own account that was not deleted",
         )
 
     def _computer(self, live: Live | None, session: Session, account_id: str, *, down: str | None = None) -> Computer:
-        check = partial(self.require, account_id, session)
-        return Computer(live, check, partial(self._open_room, session.id), down=down)
+        async def check(act: str) -> None:
+            row = await self.require(account_id, session, act)
+            if live is None:
+                return
+            if row is None or row.token != live.session.token:
+                raise SandboxLost(
+                    f"the computer of {session.key} is run by another process now", hint="resolve the key again"
+                )
+            if row.status == "paused" and not live.joined:
+                async with self.turn(session.id):
+                    if live.session.status == "paused":
+                        await self._wake(live)
 
-    async def _open_room(self, session_id: str, room: str) -> bool:
-        """Take note of a shell or a context that is opened; say whether it is a replacement."""
-        live = self._live[session_id]
-        session = live.session
+        return Computer(live, check, self._open_room, down=down)
+
+    async def _open_room(self, live: Live, kind: Kind, name: str) -> bool:
+        """Take note of a shell or a context that is opened; say whether it takes the place of one that is gone."""
+        session, room = live.session, f"{kind}:{name}"
         replaced = room in session.rooms
         if live.joined:
             return replaced
-        live.session = await self.ledger.note(session, rooms={**session.rooms, room: session.generation})
+        rooms = {**session.rooms, room: session.generation}
         if replaced:
-            kind, _, name = room.partition(":")
-            event = RoomReplaced(session=session.id, kind="shell" if kind == "shell" else "context", name=name)
-            await self.ledger.record(live.session, event)
+            event = RoomReplaced(session=session.id, kind=kind, name=name)
+            live.session = await self.ledger.record(session, event, rooms=rooms)
+        else:
+            live.session = await self.ledger.note(session, rooms=rooms)
         return replaced
