@@ -44,51 +44,16 @@ class Standing:
     session: Session | None
 
 
-class Ledger:
-    """The sessions in a database, for one controller."""
+class Roll:
+    """The sessions in a database, to be read by whoever."""
 
-    def __init__(
-        self, database: Database, log: EventLog, controller: Controller, *, now: Callable[[], datetime] = utc_now
-    ) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._log = log
-        self._controller = controller
-        self.now = now
-
-    @property
-    def host(self) -> str:
-        return self._controller.identity.host
-
-    @property
-    def holder(self) -> str:
-        return str(self._controller.identity)
-
-    async def is_orphan(self, session: Session) -> bool:
-        """Say whether the controller of a session is gone."""
-        async with self._database.read() as connection:
-            return session.controller != self._controller.name and await self._is_free(connection, session)
 
     async def find(self, session_id: str) -> Session | None:
         async with self._database.read() as connection:
             row = (await connection.execute(select(sessions).where(sessions.c.id == session_id))).one_or_none()
         return None if row is None else _session(row._mapping)
-
-    async def standing(self, session: Session) -> Standing:
-        """Read what decides whether somebody may use a session, in one go."""
-        both = (sessions.c.hive_id == hives.c.id) & (sessions.c.id == session.id)
-        statement = (
-            select(hives.c.account_id.label("owner"), hives.c.deleted_at, sessions)
-            .select_from(hives.outerjoin(sessions, both))
-            .where(hives.c.id == session.hive_id)
-        )
-        async with self._database.read() as connection:
-            row = (await connection.execute(statement)).one_or_none()
-        if row is None:
-            return Standing(None, None)
-        values = dict(row._mapping)
-        owner, deleted_at = values.pop("owner"), values.pop("deleted_at")
-        found = None if values["id"] is None else _session(values)
-        return Standing(None if deleted_at else owner, found)
 
     async def get(self, session_id: str) -> Session:
         found = await self.find(session_id)
@@ -109,6 +74,48 @@ class Ledger:
             statement = statement.where(sessions.c.status.in_(statuses))
         async with self._database.read() as connection:
             return tuple(_session(row._mapping) for row in (await connection.execute(statement)).all())
+
+
+class Ledger(Roll):
+    """The sessions in a database, for one controller."""
+
+    def __init__(
+        self, database: Database, log: EventLog, controller: Controller, *, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        super().__init__(database)
+        self._log = log
+        self._controller = controller
+        self.now = now
+
+    @property
+    def host(self) -> str:
+        return self._controller.identity.host
+
+    @property
+    def holder(self) -> str:
+        return str(self._controller.identity)
+
+    async def is_orphan(self, session: Session) -> bool:
+        """Say whether the controller of a session is gone."""
+        async with self._database.read() as connection:
+            return session.controller != self._controller.name and await self._is_free(connection, session)
+
+    async def standing(self, session: Session) -> Standing:
+        """Read what decides whether somebody may use a session, in one go."""
+        both = (sessions.c.hive_id == hives.c.id) & (sessions.c.id == session.id)
+        statement = (
+            select(hives.c.account_id.label("owner"), hives.c.deleted_at, sessions)
+            .select_from(hives.outerjoin(sessions, both))
+            .where(hives.c.id == session.hive_id)
+        )
+        async with self._database.read() as connection:
+            row = (await connection.execute(statement)).one_or_none()
+        if row is None:
+            return Standing(None, None)
+        values = dict(row._mapping)
+        owner, deleted_at = values.pop("owner"), values.pop("deleted_at")
+        found = None if values["id"] is None else _session(values)
+        return Standing(None if deleted_at else owner, found)
 
     async def claim(self, wanted: Session, *, reason: str) -> Session | None:
         """Take a session for this controller, made if it is not on record; None while another controller has it.
