@@ -129,7 +129,7 @@ def test_two_hives_of_one_name_are_refused(cli: Cli) -> None:
 
 def test_names_are_completed(cli: Cli, home: Path) -> None:
     from skep.cli.hive import complete_flag
-    from skep.cli.session import complete_account, complete_hive
+    from skep.cli.desk import complete_account, complete_hive
 
     cli("hive", "create", "garden")
     assert complete_hive("ga") == ["garden"]
@@ -139,7 +139,7 @@ def test_names_are_completed(cli: Cli, home: Path) -> None:
 
 
 def test_completion_is_silent_when_the_settings_are_wrong(config: Path, home: Path) -> None:
-    from skep.cli.session import complete_hive
+    from skep.cli.desk import complete_hive
 
     config.write_text("{")
     assert complete_hive("") == []

@@ -16,17 +16,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from skep import errors
 from skep.app.apiary import Apiary
 from skep.app.computer import open_sandbox
+from skep.app.program import Program, open_program
+from skep.app.reception import open_sessions
 from skep.config import Paths, Settings
 from skep.config.environment import Environment
 from skep.config.file import load
@@ -35,7 +37,12 @@ from skep.sandbox.context import Context
 from skep.sandbox.interpreter import Interpreter
 from skep.sandbox.results import Event, dump_event, read_event
 from skep.sandbox.sandbox import Sandbox
-from skep.workspace.workspace import Workspace
+from skep.sessions.computer import Computer
+from skep.sessions.session import Session
+from skep.sessions.sessions import Sessions
+from skep.state.accounts import utc_now
+
+T = TypeVar("T")
 
 IDLE_S = 15 * 60.0
 _START_S = 30.0
@@ -174,14 +181,24 @@ def _described(context: Context) -> dict[str, Any]:
     return {"name": context.name, "language": context.language, "state": context.state, "cells": context.cells}
 
 
-async def keep(paths: Paths, settings: Settings, workspace_id: str | None, *, idle_s: float = IDLE_S) -> None:
-    """Keep the contexts of a workspace until nobody needs them; return at once if another process does."""
-    door = Door.of(paths, workspace_id)
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What contexts are kept for: a session, a workspace that is nobody's, or a sandbox that is thrown away."""
+
+    workspace_id: str | None = None
+    hive_id: str | None = None
+    key: str | None = None
+    account_id: str | None = None
+
+
+async def keep(paths: Paths, settings: Settings, kept_for: Kept, *, idle_s: float = IDLE_S) -> None:
+    """Keep contexts until nobody needs them; return at once if another process does."""
+    door = Door.of(paths, kept_for.workspace_id)
     async with AsyncExitStack() as kept:
         with (door.folder / "lock").open("w") as lock:
             if not await _locked(lock.fileno()):
                 return
-            sandbox = await kept.enter_async_context(_sandbox(paths, settings, workspace_id, door))
+            sandbox = await kept.enter_async_context(_sandbox(paths, settings, kept_for, door))
             interpreter = await kept.enter_async_context(Interpreter(sandbox))
             keeper = Keeper(interpreter, door, idle_s)
             async with door.socket_path() as path:
@@ -196,23 +213,35 @@ async def keep(paths: Paths, settings: Settings, workspace_id: str | None, *, id
 
 
 @asynccontextmanager
-async def _sandbox(
-    paths: Paths, settings: Settings, workspace_id: str | None, door: Door
-) -> AsyncGenerator[Sandbox, None]:
+async def _sandbox(paths: Paths, settings: Settings, kept_for: Kept, door: Door) -> AsyncGenerator[Sandbox, None]:
     async with AsyncExitStack() as held:
-        if workspace_id is None:
+        if kept_for.workspace_id is None:
             yield await held.enter_async_context(open_sandbox(settings))
-        else:
-            workspace = await _hold(held, Apiary(paths, settings), workspace_id, door)
+        elif kept_for.hive_id is None:
+            workspaces, workspace_id = Apiary(paths, settings).at(kept_for.workspace_id), kept_for.workspace_id
+            workspace = await _patiently(door, lambda: held.enter_async_context(workspaces.hold(workspace_id)))
             yield await workspace.sandbox()
+        else:
+            program = await held.enter_async_context(open_program(paths, settings))
+            sessions = await held.enter_async_context(open_sessions(program))
+            computer = await _patiently(door, lambda: _open(program, sessions, kept_for))
+            yield await held.enter_async_context(computer.sandbox("exec"))
 
 
-async def _hold(held: AsyncExitStack, apiary: Apiary, workspace_id: str, door: Door) -> Workspace:
-    """Hold a workspace as soon as no other process does, and say meanwhile what is waited for."""
+async def _open(program: Program, sessions: Sessions, kept_for: Kept) -> Computer:
+    account = kept_for.account_id or ""
+    hive = await program.hives.show(kept_for.hive_id or "", account_id=account)
+    now = utc_now()
+    wanted = Session(kept_for.workspace_id or "", account, hive.id, kept_for.key or "", "creating", now, now, now)
+    return await sessions.open(hive, wanted, account_id=account, join=False)
+
+
+async def _patiently(door: Door, take: Callable[[], Awaitable[T]]) -> T:
+    """Take a workspace as soon as no other process has it, and say meanwhile what is waited for."""
     try:
         while True:
             try:
-                return await held.enter_async_context(apiary.at(workspace_id).hold(workspace_id))
+                return await take()
             except WorkspaceBusy as busy:
                 door.waiting.write_text(busy.message)
                 await asyncio.sleep(_BUSY_S)
@@ -259,13 +288,13 @@ async def run_kept(
             yield read_event(one)
 
 
-def start_keeper(environment: Environment, workspace_id: str | None) -> int:
+def start_keeper(environment: Environment, kept_for: Kept) -> int:
     """Start a keeper that outlives this process; return its pid."""
-    door = Door.of(environment.paths, workspace_id)
+    door = Door.of(environment.paths, kept_for.workspace_id)
     log = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "skep.app.keeper", workspace_id or ""],
+        [sys.executable, "-m", "skep.app.keeper", json.dumps(asdict(kept_for))],
         environment.variables,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -348,10 +377,10 @@ def _as_error(body: dict[str, Any]) -> SkepError:
 
 
 def main() -> None:
-    workspace_id = sys.argv[1] or None
+    kept_for = Kept(**json.loads(sys.argv[1]))
     paths = Environment.read().paths
     try:
-        asyncio.run(keep(paths, load(paths), workspace_id))
+        asyncio.run(keep(paths, load(paths), kept_for))
     except SkepError as error:
         sys.exit(error.message)
 

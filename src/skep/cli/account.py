@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import Confirmed, complete_account, confirm, with_program
+from skep.cli.desk import Confirmed, complete_account, confirm, with_program
 from skep.cli.terminal import AsJson, examples, print_fields, print_json, print_line, print_table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, with_workspace
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, with_workspace
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table, progress
 from skep.cli.workspace import OptionalReference, WorkspaceReference, moving, spell_size
 
@@ -105,9 +105,10 @@ def restore(
             await keep_apart(desk.program, [as_], account)
         with progress("restoring") as bar:
             made, restored = await desk.apiary.bring_back(
-                desk.id,
+                await _name(desk),
                 version=version,
-                workspace_id=as_,
+                workspace_id=as_ or desk.id,
+                labels=desk.residence.labels if as_ is None else {},
                 shown=desk.shown() if as_ is None else (),
                 on_progress=moving(bar),
             )
@@ -122,3 +123,11 @@ def restore(
     print_line(f"restored workspace {made.id} from {restored.version}, saved {restored.saved_at:%Y-%m-%d %H:%M} UTC")
     print_line(f"{restored.files:,} files, {spell_size(restored.size_bytes)}")
     print_line(f"next: skep exec --hive {as_ or workspace} -- ls")
+
+
+async def _name(desk: Desk) -> str:
+    """Return under which id a workspace was archived: one from before there were sessions under that of its hive."""
+    archive, hive = desk.apiary.archive(), desk.residence.hive
+    if hive is not None and not await archive.list(desk.id) and await archive.list(hive.id):
+        return hive.id
+    return desk.id

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.session import start_logging
+from skep.cli.desk import start_logging
 from skep.cli.terminal import examples
 from skep.config.environment import Environment
 

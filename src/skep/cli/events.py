@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, HiveReference, complete_hive, find_hive, with_program
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, HiveReference, complete_hive, find_hive, with_program
 from skep.cli.terminal import AsJson, Bar, console, examples, print_json, print_line, progress
 
 if TYPE_CHECKING:

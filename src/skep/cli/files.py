@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_workspace, lodge, settle
+from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, Thread, complete_workspace, entered, settle
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def list_(
     hive: HiveOption,
     path: Annotated[str, typer.Argument(help="Folder in the workspace.", metavar="PATH")] = ".",
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
     as_json: AsJson = False,
 ) -> None:
     """List a folder."""
@@ -51,7 +52,7 @@ def list_(
     async def work(files: Files) -> list[Entry]:
         return await files.list(_within(path))
 
-    entries = _with_files(hive, account, work)
+    entries = _with_files(hive, account, thread, work)
     if as_json:
         print_json([_as_json(entry) for entry in entries])
         return
@@ -71,6 +72,7 @@ def get(
         str | None, typer.Argument(help="Where to put it; - for standard output.", metavar="TARGET", show_default=False)
     ] = None,
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
 ) -> None:
     """Copy a file out of the workspace."""
     name = Path(path).name
@@ -81,7 +83,7 @@ def get(
         pieces = files.stream(_within(path))
         return await (_to_stdout(pieces) if place == "-" else _to_file(pieces, file))
 
-    size = _with_files(hive, account, work)
+    size = _with_files(hive, account, thread, work)
     if place != "-":
         print_line(f"{path} -> {file} ({size:,} bytes)")
 
@@ -100,6 +102,7 @@ def put(
         str | None, typer.Argument(help="Path in the workspace.", metavar="PATH", show_default=False)
     ] = None,
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
 ) -> None:
     """Copy a file into the workspace, replacing what is at the path."""
     from skep.errors import InvalidRequest
@@ -111,14 +114,16 @@ def put(
     async def work(files: Files) -> None:
         await files.write(_within(place), _from_here(source))
 
-    _with_files(hive, account, work)
+    _with_files(hive, account, thread, work)
     print_line(f"{source} -> {place}")
 
 
 @app.command(
     epilog=examples("skep files edit notes.txt --hive garden", "EDITOR=nano skep files edit notes.txt -H garden")
 )
-def edit(hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUNT) -> None:
+def edit(
+    hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUNT, thread: Thread = DEFAULT_THREAD
+) -> None:
     """Edit a text file with your own editor ($VISUAL or $EDITOR); it is made if it is not there."""
     from skep.errors import Conflict, InvalidRequest, NotFound
 
@@ -128,7 +133,7 @@ def edit(hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUN
         except NotFound:
             return b""
 
-    before = _with_files(hive, account, read)
+    before = _with_files(hive, account, thread, read)
     try:
         text = before.decode()
     except UnicodeDecodeError as error:
@@ -143,7 +148,7 @@ def edit(hive: HiveOption, path: PathArgument, account: Account = DEFAULT_ACCOUN
             raise Conflict(f"{path} changed while you edited it", hint="look at it, and edit it again")
         await files.write(_within(path), after)
 
-    _with_files(hive, account, write)
+    _with_files(hive, account, thread, write)
     print_line(f"saved {path}")
 
 
@@ -171,12 +176,11 @@ def _edit(text: str, path: str) -> str:
         return draft.read_text()
 
 
-def _with_files(hive: str, account: str, work: Callable[[Files], Awaitable[T]]) -> T:
+def _with_files(hive: str, account: str, thread: str, work: Callable[[Files], Awaitable[T]]) -> T:
     """Work on the files as a sandbox shows them: only there are all layers of a workspace one folder."""
-    lodging = lodge(hive, account)
 
     async def run() -> T:
-        async with lodging.apiary.enter(lodging.id) as sandbox:
+        async with entered(hive, account, thread=thread) as sandbox:
             return await work(sandbox.files)
 
     return asyncio.run(run())

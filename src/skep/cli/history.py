@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, Desk, with_workspace
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, Desk, with_workspace
 from skep.cli.terminal import AsJson, examples, print_json, print_line
 from skep.cli.workspace import WorkspaceReference
 

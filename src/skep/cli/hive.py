@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import (
+from skep.cli.desk import (
     DEFAULT_ACCOUNT,
     Account,
     Confirmed,
@@ -15,6 +15,8 @@ from skep.cli.session import (
     actor,
     confirm,
     find_hive,
+    open_apiary,
+    settle,
     with_program,
 )
 from skep.cli.terminal import AsJson, examples, print_fields, print_json, print_line, print_table
@@ -152,9 +154,14 @@ def delete(
     """Delete a hive. Its events and its workspace stay, and can be reached by its id."""
     confirm(f"delete the hive {hive[:60]!a}?", confirmed=yes)
 
+    environment, settings = settle()
+
     async def work(program: Program) -> tuple[Hive, bool]:
+        from skep.app.residence import THREAD, find
+
         gone = await program.hives.delete(hive, account_id=account, actor=actor())
-        return gone, (program.paths.home / "workspaces" / gone.id).exists()
+        apiary = open_apiary(environment, settings)
+        return gone, apiary.has((await find(program, apiary, gone.id, account, thread=THREAD)).id)
 
     gone, has_workspace = with_program(work)
     if as_json:

@@ -15,12 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
+from skep.cli.desk import (
+    DEFAULT_ACCOUNT,
+    DEFAULT_THREAD,
+    Account,
+    Thread,
+    entered,
+    lodge,
+    open_apiary,
+    opened_program,
+    opened_sessions,
+    settle,
+    tell,
+)
 from skep.cli.sandbox import HiveOption, TicketOption, TimeoutOption
-from skep.cli.session import DEFAULT_ACCOUNT, Account, Lodging, lodge, settle, tell
 from skep.cli.terminal import AsJson, examples, print_json, print_table
 
 if TYPE_CHECKING:
-    from skep.config.environment import Environment
+    from skep.app.keeper import Kept
     from skep.sandbox.results import Cell, Event
     from skep.sandbox.sandbox import Sandbox
 
@@ -44,6 +56,33 @@ class Cells:
     interrupt: Callable[[], Coroutine[Any, Any, None]]
 
 
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where code runs: in a thread of a hive, or in a sandbox that is thrown away."""
+
+    hive: str | None
+    account: str
+    thread: str
+
+    async def kept(self, *, ready: bool) -> Kept:
+        """Say what a keeper keeps contexts for; `ready`, there is a workspace for it."""
+        from skep.app.keeper import Kept
+
+        if self.hive is None:
+            return Kept()
+        environment, settings = settle()
+        async with opened_program(environment, settings) as program:
+            apiary = open_apiary(environment, settings)
+            residence = await lodge(program, apiary, self.hive, self.account, thread=self.thread)
+            if residence.hive is None or residence.hive.deleted_at is not None:
+                return Kept(residence.id)
+            if ready and not apiary.has(residence.id):
+                # Here, and not by the keeper, which can tell nobody that it takes its time.
+                async with opened_sessions(program, environment) as sessions:
+                    await sessions.open(residence.hive, residence.session, account_id=self.account)
+            return Kept(residence.id, residence.hive.id, residence.key, self.account)
+
+
 def python(  # noqa: PLR0913, PLR0917  one per option
     file: Annotated[
         Path | None,
@@ -54,6 +93,7 @@ def python(  # noqa: PLR0913, PLR0917  one per option
     ] = None,
     hive: HiveOption = None,
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
     context: Annotated[
         str | None,
         typer.Option(
@@ -74,14 +114,13 @@ def python(  # noqa: PLR0913, PLR0917  one per option
 
     Without code and at a terminal it reads cell after cell. Lines such as !ls, %pip install and %%bash work too.
     """
+    at = At(hive, account, thread)
     if contexts or end:
-        at = None if hive is None else lodge(hive, account, settled=False).id
-        raise typer.Exit(asyncio.run(_look_after(settle()[0], at, context if end else None, as_json=as_json)))
+        raise typer.Exit(asyncio.run(_look_after(at, context if end else None, as_json=as_json)))
     source = _source(code, file)
     _refuse_ticket(hive, context, ticket)
-    lodging = None if hive is None else lodge(hive, account)
     limit_s = math.inf if timeout is None else timeout
-    opened = _fresh(lodging, ticket, limit_s) if context is None else _kept(lodging, context, limit_s)
+    opened = _fresh(at, ticket, limit_s) if context is None else _kept(at, context, limit_s)
     if source is None:
         raise typer.Exit(_converse(opened, pictures))
 
@@ -121,15 +160,13 @@ def _refuse_ticket(hive: str | None, context: str | None, ticket: str | None) ->
 
 
 @asynccontextmanager
-async def _fresh(lodging: Lodging | None, ticket: str | None, limit_s: float) -> AsyncGenerator[Cells, None]:
+async def _fresh(at: At, ticket: str | None, limit_s: float) -> AsyncGenerator[Cells, None]:
     """Give cells in a context that lasts as long as this command."""
     from skep.app.computer import open_sandbox
     from skep.sandbox.interpreter import Interpreter
 
     opened: AbstractAsyncContextManager[Sandbox] = (
-        open_sandbox(settle()[1])
-        if lodging is None
-        else lodging.apiary.enter(lodging.id, mounts=lodging.ticket(ticket))
+        open_sandbox(settle()[1]) if at.hive is None else entered(at.hive, at.account, thread=at.thread, ticket=ticket)
     )
     async with opened as sandbox, Interpreter(sandbox) as interpreter:
         context = interpreter.context()
@@ -137,16 +174,16 @@ async def _fresh(lodging: Lodging | None, ticket: str | None, limit_s: float) ->
 
 
 @asynccontextmanager
-async def _kept(lodging: Lodging | None, name: str, limit_s: float) -> AsyncGenerator[Cells, None]:
+async def _kept(at: At, name: str, limit_s: float) -> AsyncGenerator[Cells, None]:
     """Give cells in a context that outlives this command."""
     from skep.app.keeper import Door, Request, ask, run_kept, start_keeper
 
-    environment = settle()[0] if lodging is None else lodging.environment
-    workspace_id = None if lodging is None else lodging.id
-    door = Door.of(environment.paths, workspace_id)
+    environment, _ = settle()
+    kept = await at.kept(ready=True)
+    door = Door.of(environment.paths, kept.workspace_id)
 
     def start() -> int:
-        return start_keeper(environment, workspace_id)
+        return start_keeper(environment, kept)
 
     async def interrupt() -> None:
         async for _ in ask(door, Request(act="interrupt", context=name), start=start):
@@ -155,12 +192,12 @@ async def _kept(lodging: Lodging | None, name: str, limit_s: float) -> AsyncGene
     yield Cells(lambda code: run_kept(door, name, code, timeout_s=limit_s, start=start, tell=tell), interrupt)
 
 
-async def _look_after(environment: Environment, workspace_id: str | None, ended: str | None, *, as_json: bool) -> int:
+async def _look_after(at: At, ended: str | None, *, as_json: bool) -> int:
     """End a kept context, or list those that there are."""
     from skep.app.keeper import Door, NoKeeper, Request, ask
 
     request = Request(act="list") if ended is None else Request(act="end", context=ended)
-    door = Door.of(environment.paths, workspace_id)
+    door = Door.of(settle()[0].paths, (await at.kept(ready=False)).workspace_id)
     found: list[dict[str, object]] = []
     try:
         async for said in ask(door, request):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import with_program
+from skep.cli.desk import with_program
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 
 if TYPE_CHECKING:

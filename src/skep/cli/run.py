@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from typer import Abort, Context
 
 from skep.cli.app import app
-from skep.cli.session import debugging
+from skep.cli.desk import debugging
 from skep.cli.terminal import printable
 from skep.errors import Defect, InvalidRequest, SkepError, StorageFull
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, complete_workspace, lodge, settle
+from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, Thread, complete_workspace, entered, settle
 from skep.cli.terminal import AsJson, examples, print_json
 
 if TYPE_CHECKING:
-    from skep.cli.session import Lodging
     from skep.sandbox.sandbox import Execution, Exit, Sandbox
 
 HiveOption = Annotated[
@@ -72,13 +71,14 @@ SHELL_EPILOG = examples("skep shell", "skep shell --hive garden", "skep shell --
 _PROMPT = r"\[\e[1;33m\]skep\[\e[0m\]:\w\$ "
 
 
-def exec_(
+def exec_(  # noqa: PLR0913, PLR0917  one per option
     command: Annotated[
         list[str],
         typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND…", show_default=False),
     ],
     hive: HiveOption = None,
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
     user: UserOption = "agent",
     cwd: CwdOption = None,
     timeout: TimeoutOption = None,
@@ -108,12 +108,13 @@ def exec_(
         )
         return _explained(await relay(process, terminal=terminal))
 
-    raise typer.Exit(_in_sandbox(hive, account, work, allow=allow or (), ticket=ticket))
+    raise typer.Exit(_in_sandbox(_opened(hive, account, thread, allow or (), ticket), work))
 
 
 def shell(
     hive: HiveOption = None,
     account: Account = DEFAULT_ACCOUNT,
+    thread: Thread = DEFAULT_THREAD,
     user: UserOption = "agent",
     cwd: CwdOption = None,
     allow: AllowOption = None,
@@ -136,38 +137,30 @@ def shell(
         )
         return _explained(await relay(process, terminal=True))
 
-    raise typer.Exit(_in_sandbox(hive, account, work, allow=allow or (), ticket=ticket))
+    raise typer.Exit(_in_sandbox(_opened(hive, account, thread, allow or (), ticket), work))
 
 
-def _in_sandbox(
-    hive: str | None,
-    account: str,
-    work: Callable[[Sandbox], Awaitable[int]],
-    *,
-    allow: Sequence[str],
-    ticket: str | None,
-) -> int:
+def _in_sandbox(opened: AbstractAsyncContextManager[Sandbox], work: Callable[[Sandbox], Awaitable[int]]) -> int:
     import asyncio
 
     async def open_and_work() -> int:
         async with opened as sandbox:
             return await work(sandbox)
 
-    opened = _throwaway(allow, ticket) if hive is None else _entered(lodge(hive, account), allow, ticket)
     return asyncio.run(open_and_work())
 
 
-def _throwaway(allow: Sequence[str], ticket: str | None) -> AbstractAsyncContextManager[Sandbox]:
+def _opened(
+    hive: str | None, account: str, thread: str, allow: Sequence[str], ticket: str | None
+) -> AbstractAsyncContextManager[Sandbox]:
+    if hive is not None:
+        return entered(hive, account, thread=thread, allow=allow, ticket=ticket)
     from skep.app.computer import open_sandbox
     from skep.errors import InvalidRequest
 
     if ticket is not None:
         raise InvalidRequest("a ticket is shown in the workspace of a hive", hint="name the hive with --hive")
     return open_sandbox(settle()[1], allow=allow)
-
-
-def _entered(lodging: Lodging, allow: Sequence[str], ticket: str | None) -> AbstractAsyncContextManager[Sandbox]:
-    return lodging.apiary.enter(lodging.id, allow=allow, mounts=lodging.ticket(ticket))
 
 
 def _piped_input() -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.session import open_apiary, settle
+from skep.cli.desk import open_apiary, settle
 from skep.cli.template import TemplateName, complete_template, template_app
 from skep.cli.terminal import AsJson, console, examples, print_json, print_line, print_table, printable
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import settle, with_program
+from skep.cli.desk import settle, with_program
 from skep.cli.terminal import AsJson, examples, print_fields, print_json, print_line, progress
 
 if TYPE_CHECKING:

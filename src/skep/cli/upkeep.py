@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, tell, with_workspace
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, tell, with_workspace
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 from skep.cli.workspace import OptionalReference, WorkspaceReference
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.session import (
+from skep.cli.desk import (
     DEFAULT_ACCOUNT,
     Account,
     Confirmed,
@@ -47,10 +47,7 @@ def list_(as_json: AsJson = False) -> None:
     """List all workspaces of this machine, whole or not, with the hives whose they are."""
     environment, settings = settle()
 
-    async def names(program: Program) -> dict[str, str]:
-        return {hive.id: hive.name for hive in await program.hives.list(deleted=True)}
-
-    hives = with_program(names)
+    hives = with_program(_owners)
     found = open_apiary(environment, settings).workspaces.census()
     rows = [_row(manifest, hives) for manifest in found.manifests.values()]
     for state, ids in (("damaged", found.damaged), ("half-made", found.half_made), ("plain folder", found.plain)):
@@ -65,6 +62,19 @@ def list_(as_json: AsJson = False) -> None:
         rows,
         empty="There are no workspaces yet. A hive gets one with its first command: skep exec --hive garden -- ls",
     )
+
+
+async def _owners(program: Program) -> dict[str, str]:
+    """Return the names of hives by the ids of their workspaces; with the key of a thread that has its own."""
+    from skep.sessions.key import hive_key, session_id
+    from skep.sessions.ledger import Roll
+
+    names = {hive.id: hive for hive in await program.hives.list(deleted=True)}
+    owners = {session_id(hive.account_id, hive.id, hive_key(hive.id)): hive.name for hive in names.values()}
+    for session in await Roll(program.database).list():
+        if session.id not in owners and session.hive_id in names:
+            owners[session.id] = f"{names[session.hive_id].name} {session.key}"
+    return owners
 
 
 def _row(manifest: Manifest, hives: dict[str, str]) -> tuple[str, ...]:
@@ -239,6 +249,7 @@ def destroy(
             saved = await desk.apiary.destroy(desk.id, archived=not no_archive, on_progress=moving(bar))
         version = saved.version if saved else None
         await desk.record(WorkspaceDestroyed(archive=version))
+        await desk.close_session()
         return desk.id, version
 
     gone, version = with_workspace(workspace, account, work)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import pwd
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from skep.app.program import Program
     from skep.app.residence import Residence
     from skep.config import Settings
+    from skep.sandbox.sandbox import Sandbox
     from skep.sandbox.stack import Mount
+    from skep.sessions.sessions import Sessions
     from skep.state.events import Event
     from skep.state.hives import Hive
 
 T = TypeVar("T")
 
 DEFAULT_ACCOUNT = "default"
+#: The thread of a person at a terminal.
+DEFAULT_THREAD = "cli:default"
 debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
 
@@ -59,6 +63,14 @@ Account = Annotated[
 HiveReference = Annotated[
     str,
     typer.Argument(help="Name or id of the hive.", autocompletion=complete_hive, metavar="HIVE", show_default=False),
+]
+Thread = Annotated[
+    str,
+    typer.Option(
+        "--thread",
+        help="Which thread of the hive, for one whose threads have a workspace each (skep hive set … threads=thread).",
+        metavar="KEY",
+    ),
 ]
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 
@@ -135,46 +147,71 @@ def open_apiary(environment: Environment, settings: Settings) -> Apiary:
     return Apiary(environment.paths, settings, environment.store_keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Lodging:
-    """A workspace that commands are about to run in."""
+@asynccontextmanager
+async def opened_program(environment: Environment, settings: Settings) -> AsyncIterator[Program]:
+    from skep.app.program import open_program
 
-    environment: Environment
-    settings: Settings
-    id: str
-    #: Whose tickets it can show.
-    account: str
-
-    @property
-    def apiary(self) -> Apiary:
-        return open_apiary(self.environment, self.settings)
-
-    def ticket(self, name: str | None) -> list[Mount]:
-        from skep.app.household import ticket
-
-        return [] if name is None else [ticket(self.environment.paths.home, self.account, name)]
+    async with open_program(environment.paths, settings) as program:
+        yield program
 
 
-def lodge(hive: str, account: str, *, settled: bool = True) -> Lodging:
-    """Find the workspace that a person named; `settled`, that of a hive is made if it has none."""
+@asynccontextmanager
+async def entered(
+    hive: str, account: str, *, thread: str, allow: Sequence[str] = (), ticket: str | None = None
+) -> AsyncIterator[Sandbox]:
+    """Use the computer of a thread of a hive, or a workspace that is nobody's, until the end of the block."""
     environment, settings = settle()
-
-    async def work(program: Program) -> Lodging:
-        from skep.app.computer import require_sandbox
-        from skep.app.residence import find
-
+    async with opened_program(environment, settings) as program:
         apiary = open_apiary(environment, settings)
-        residence = await find(program, apiary, hive, account)
-        found = residence.hive
-        if found is None and not apiary.has(residence.id):
-            found = await find_hive(program, hive, account)  # says that there is none
-        if found is not None:
-            require_sandbox(await program.rollouts.in_effect(found.flags, found.account_id), found.name)
-            if settled:
-                await Desk(program, apiary, residence).settle()
-        return Lodging(environment, settings, residence.id, found.account_id if found else account)
+        residence = await lodge(program, apiary, hive, account, thread=thread)
+        mounts = _ticket(program, residence, account, ticket)
+        if residence.hive is None or residence.hive.deleted_at is not None:
+            async with apiary.enter(residence.id, allow=allow, mounts=mounts) as sandbox:
+                yield sandbox
+            return
+        async with opened_sessions(program, environment, allow=allow, mounts=mounts) as sessions:
+            computer = await sessions.open(residence.hive, residence.session, account_id=account)
+            async with computer.sandbox("exec") as sandbox:
+                yield sandbox
 
-    return with_program(work)
+
+@asynccontextmanager
+async def opened_sessions(
+    program: Program, environment: Environment, *, allow: Sequence[str] = (), mounts: Sequence[Mount] = ()
+) -> AsyncIterator[Sessions]:
+    """Be a controller until the end of the block."""
+    from skep.app.lodgings import Extras
+    from skep.app.reception import open_sessions
+
+    extras = Extras(tuple(allow), tuple(mounts))
+    async with open_sessions(program, keys=environment.store_keys, tell=tell, extras=extras) as sessions:
+        yield sessions
+
+
+def _ticket(program: Program, residence: Residence, account: str, name: str | None) -> list[Mount]:
+    from skep.app.household import ticket
+
+    if name is None:
+        return []
+    owner = residence.hive.account_id if residence.hive else account
+    return [ticket(program.paths.home, owner, name)]
+
+
+async def lodge(program: Program, apiary: Apiary, hive: str, account: str, *, thread: str) -> Residence:
+    """Find the workspace that a person named, and refuse one in which nothing may run."""
+    from skep.app.computer import require_sandbox
+    from skep.app.residence import find
+    from skep.errors import Denied
+
+    residence = await find(program, apiary, hive, account, thread=thread)
+    found = residence.hive
+    if found is None and not apiary.has(residence.id):
+        found = await find_hive(program, hive, account)  # says that there is none
+    if found is not None:
+        if found.deleted_at is not None and found.account_id != account:
+            raise Denied(f"the hive {found.id} is not one of the account {account}", hint="name its account")
+        require_sandbox(await program.rollouts.in_effect(found.flags, found.account_id), found.name)
+    return residence
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +253,26 @@ class Desk:
         """Make the workspace unless it is there; say whether it was made."""
         from skep.state.events import WorkspaceCreated
 
-        made = await self.apiary.settle(self.id, self.shown(), template=template, tell=tell)
+        labels = self.residence.labels
+        made = await self.apiary.settle(self.id, self.shown(), template=template, labels=labels, tell=tell)
         if made is not None:
             await self.record(WorkspaceCreated(template=made.template, snapshot=made.snapshot_version))
         return made is not None
+
+    async def close_session(self) -> None:
+        """Take note that the workspace of a session was done away with, so that it may begin anew."""
+        from skep.app.reception import open_sessions
+        from skep.sessions.ledger import Roll
+
+        row = await Roll(self.program.database).find(self.id)
+        if row is not None and row.status != "destroyed":
+            async with open_sessions(self.program) as sessions:
+                claimed = await sessions.ledger.claim(row, reason="")
+                if claimed is not None:
+                    gone = await sessions.ledger.change(
+                        claimed, "destroyed", reason=f"{actor()} removed its workspace", archive=None, rooms={}
+                    )
+                    await sessions.ledger.note(gone, generation=0, controller=None)
 
 
 def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitable[T]]) -> T:
