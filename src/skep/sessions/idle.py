@@ -30,8 +30,9 @@ def due(session: Session, upkeep: Upkeep, now: datetime, *, busy: bool = False) 
 
 
 def deleted_at(session: Session, upkeep: Upkeep) -> datetime:
-    """Say when a session is to be deleted if it stays archived: counted from when it last came back."""
-    return (session.unarchived_at or session.created_at) + timedelta(days=upkeep.delete_after_days)
+    """Say when a session is to be deleted if it stays archived: counted from when it last came back or was used."""
+    used_at = max(session.unarchived_at or session.created_at, session.active_at)
+    return used_at + timedelta(days=upkeep.delete_after_days)
 
 
 def _due_for_deletion(session: Session, upkeep: Upkeep, now: datetime) -> Due | None:

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import Defect, LeaseLost, NotFound
 from skep.sessions.controller import Controller, owner
-from skep.sessions.session import WAYS, Session, Status
+from skep.sessions.session import KEPT, WAYS, Session, Status
 from skep.state.accounts import utc_now
 from skep.state.database import Database
 from skep.state.events import Event, SessionChanged
@@ -75,6 +75,17 @@ class Roll:
         async with self._database.read() as connection:
             return tuple(_session(row._mapping) for row in (await connection.execute(statement)).all())
 
+    async def kept(self, host: str) -> tuple[Session, ...]:
+        """Return the sessions of a host about which something may have to be done, those used longest ago first."""
+        undone = (sessions.c.status == "destroyed") & sessions.c.controller.is_not(None)
+        statement = (
+            select(sessions)
+            .where(sessions.c.host == host, sessions.c.status.in_(KEPT) | undone)
+            .order_by(sessions.c.active_at, sessions.c.id)
+        )
+        async with self._database.read() as connection:
+            return tuple(_session(row._mapping) for row in (await connection.execute(statement)).all())
+
 
 class Ledger(Roll):
     """The sessions in a database, for one controller."""
@@ -94,6 +105,10 @@ class Ledger(Roll):
     @property
     def holder(self) -> str:
         return str(self._controller.identity)
+
+    @property
+    def controller(self) -> str:
+        return self._controller.name
 
     async def is_orphan(self, session: Session) -> bool:
         """Say whether the controller of a session is gone."""

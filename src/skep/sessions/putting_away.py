@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from skep.errors import Conflict, LeaseLost, NotFound, SkepError
 from skep.sessions.live import Live
-from skep.sessions.session import RUNNING, Session
+from skep.sessions.session import RUNNING, Session, Status
 
 if TYPE_CHECKING:
     from skep.sessions.sessions import Sessions
+
+#: Says whether what was decided about a session still holds for it: then it is taken from nobody, and not while it is
+#: in use.
+Still = Callable[[Session], bool]
+
+
+class Changed(Conflict):
+    """A session is not any more as it was when something was decided about it."""
+
+
+class Act(Protocol):
+    """One of the ways to put a session away."""
+
+    def __call__(
+        self, sessions: Sessions, session_id: str, *, reason: str, still: Still | None
+    ) -> Awaitable[Session]: ...
 
 
 async def pause(sessions: Sessions, session_id: str) -> Session:
@@ -25,21 +43,39 @@ async def pause(sessions: Sessions, session_id: str) -> Session:
 
 
 async def stop(
-    sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it", patient: bool = False
+    sessions: Sessions,
+    session_id: str,
+    *,
+    reason: str = "somebody asked for it",
+    patient: bool = False,
+    still: Still | None = None,
 ) -> Session:
     """End the sandbox of a session, wherever on this host it runs; its workspace stays.
 
     With `patient`, other processes that have joined the sandbox of this one are waited for.
     """
     async with sessions.turn(session_id):
-        return await sessions.ledger.release(await _stopped(sessions, session_id, reason, patient=patient))
+        session = await _stopped(sessions, session_id, reason, patient=patient, still=still)
+        return await sessions.ledger.release(session)
 
 
-async def archive(sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it") -> Session:
+async def leave(sessions: Sessions, session_id: str, *, still: Still) -> None:
+    """Leave the computer of another process that this one has joined, unless it is used by now."""
+    async with sessions.turn(session_id):
+        live = sessions.live(session_id)
+        if live is None or not live.joined or not await _retired(live, still):
+            raise _changed(session_id)
+        sessions.forget(session_id)
+        await live.end()
+
+
+async def archive(
+    sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it", still: Still | None = None
+) -> Session:
     """Save the workspace of a session and free its folder. At every moment it is in one of the two, and known to be."""
     ledger, computers = sessions.ledger, sessions.computers
     async with sessions.turn(session_id):
-        session = await _stopped(sessions, session_id, reason)
+        session = await _stopped(sessions, session_id, reason, still=still)
         if session.status == "archived":
             await computers.free(session)  # whoever archived it may not have come to the end
             return await ledger.release(session)
@@ -47,9 +83,13 @@ async def archive(sessions: Sessions, session_id: str, *, reason: str = "somebod
             await ledger.release(session)
             raise Conflict(f"session {session_id} has no workspace to archive", hint="skep session show tells more")
         try:
-            session = await ledger.note(session, archive=await computers.save(session))
-            session = await ledger.change(session, "archived", reason=reason)
+            session = await ledger.change(session, "archived", reason=reason, archive=await computers.save(session))
             await computers.free(session)
+        except LeaseLost:
+            raise
+        except SkepError as error:
+            session = await ledger.note(session, last_error=error.message)
+            raise
         finally:
             session = await ledger.release(session)
         return session
@@ -77,13 +117,15 @@ async def restore(sessions: Sessions, session_id: str) -> Session:
         return await ledger.release(session)
 
 
-async def delete(sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it") -> Session:
+async def delete(
+    sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it", still: Still | None = None
+) -> Session:
     """Remove the workspace and the archive of a session for good. Its key can be used again, and starts empty.
 
     It counts as deleted before anything is removed: a crash in between leaves rubbish, and never half a workspace.
     """
     async with sessions.turn(session_id):
-        session = await _stopped(sessions, session_id, reason)
+        session = await _stopped(sessions, session_id, reason, still=still)
         if session.status != "destroyed":
             session = await sessions.ledger.change(session, "destroyed", reason=reason)
         await sessions.computers.destroy(session)
@@ -101,16 +143,52 @@ async def stop_all(sessions: Sessions, *, patient: bool = True) -> None:
                 await stop(sessions, live.session.id, reason="its controller ends", patient=patient)
 
 
-async def _stopped(sessions: Sessions, session_id: str, reason: str, *, patient: bool = False) -> Session:
+async def _stopped(
+    sessions: Sessions, session_id: str, reason: str, *, patient: bool = False, still: Still | None = None
+) -> Session:
     """Claim a session with nothing running."""
-    live = sessions.forget(session_id)
+    live = sessions.live(session_id)
+    if live is not None and still is not None and (live.joined or not await _retired(live, still)):
+        raise _changed(session_id)
+    sessions.forget(session_id)
     if live is not None:
         await live.end(patient=patient)
-    session = live.session if live is not None and not live.joined else await _claimed(sessions, session_id)
+    if live is not None and not live.joined:
+        session = live.session
+    else:
+        session = await (_claimed(sessions, session_id) if still is None else claim_if(sessions, session_id, still))
     if session.status in RUNNING:
         used_at = max(session.active_at, live.used_at) if live is not None else session.active_at
-        session = await sessions.ledger.change(session, "stopped", reason=reason, active_at=used_at)
+        to: Status = "archived" if await _is_still_packed(sessions, session) else "stopped"
+        session = await sessions.ledger.change(session, to, reason=reason, active_at=used_at)
     return session
+
+
+async def _retired(live: Live, still: Still) -> bool:
+    return still(replace(live.session, active_at=live.used_at)) and await live.retire()
+
+
+async def _is_still_packed(sessions: Sessions, session: Session) -> bool:
+    """Say whether somebody began to bring a workspace back from the archive, and did not come to the end."""
+    if session.status != "resuming" or session.archive is None:
+        return False
+    return await sessions.computers.condition(session) in ("missing", "half-made")
+
+
+async def claim_if(sessions: Sessions, session_id: str, still: Still) -> Session:
+    """Claim a session that nobody has, and that is still as it was when something was decided about it."""
+    session = await sessions.ledger.get(session_id)
+    claimed = None if sessions.live(session_id) else await sessions.ledger.claim(session, reason="")
+    if claimed is None:
+        raise _changed(session_id)
+    if not still(claimed):
+        await sessions.ledger.release(claimed)
+        raise _changed(session_id)
+    return claimed
+
+
+def _changed(session_id: str) -> Changed:
+    return Changed(f"session {session_id} is in use, or not any more what it was", hint="look at it again")
 
 
 async def _claimed(sessions: Sessions, session_id: str) -> Session:

@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from skep.errors import LeaseLost, NotFound, SkepError, Unavailable
+from skep.errors import LeaseLost, NotFound, SkepError
 from skep.sessions import putting_away
 from skep.sessions.idle import Due, deleted_at, due
+from skep.sessions.putting_away import Changed
 from skep.sessions.session import RUNNING, Session
 from skep.state.events import SessionWarned
 from skep.state.record import write_time
 
 if TYPE_CHECKING:
+    from skep.sessions.live import Live
     from skep.sessions.sessions import Sessions
     from skep.state.hives import Hive, Hives
-    from skep.state.leases import Leases
+    from skep.state.leases import Lease, Leases
+    from skep.state.upkeep import Upkeep
+
+Act = Due | Literal["finish", "leave"]
 
 _NAME = "reaper"
 _TTL_S = 60.0
 _ROUND_S = 5.0
+#: How long one round packs away and deletes, so that the next one stops in time what is idle by then.
+_HEAVY_S = 20.0
+#: A session with which something went wrong is left alone for so long.
+_LEFT = timedelta(minutes=1)
+#: How far the use of a running session may be behind on record.
+_BEHIND = timedelta(seconds=30)
 
 
 @dataclass(slots=True)
 class Round:
     """What one round of the reaper did, by session, and what it could not do."""
 
-    done: dict[str, Due | str] = field(default_factory=dict)
+    done: dict[str, Act] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
 class Reaper:
-    """Looks after the sessions of one host."""
+    """Looks after the sessions of one host. Of several processes that have one, one goes round at a time."""
 
     def __init__(self, sessions: Sessions, hives: Hives, leases: Leases) -> None:
         self._sessions = sessions
+        self._ledger = sessions.ledger
         self._hives = hives
         self._leases = leases
+        self._left: dict[str, datetime] = {}
 
     async def run(self) -> None:
         """Go round again and again, until it is cancelled."""
@@ -47,7 +63,7 @@ class Reaper:
         while True:
             try:
                 did = await self.go_round()
-            except Unavailable as error:
+            except SkepError as error:
                 log.warning("round_failed", problem=error.message)
             else:
                 if did is not None and (did.done or did.failed):
@@ -55,64 +71,122 @@ class Reaper:
             await asyncio.sleep(_ROUND_S)
 
     async def go_round(self) -> Round | None:
-        """Do all that is due on this host; None while another process of it does."""
-        ledger = self._sessions.ledger
-        lease = await self._leases.acquire(f"{_NAME}:{ledger.host}", holder=ledger.holder, ttl_s=_TTL_S)
+        """Do what is due on this host, and say what was done; None while another process of the host does.
+
+        A process sees only of its own computers whether they are busy, so each looks after its own; what is left by
+        processes that died, and what does not run, is anybody's.
+        """
+        name = f"{_NAME}:{self._ledger.host}"
+        lease = await self._leases.acquire(name, holder=self._ledger.holder, ttl_s=_TTL_S)
         if lease is None:
             return None
         did = Round()
         try:
-            hives = {hive.id: hive for hive in await self._hives.list(deleted=True)}
-            for session in await ledger.list():
-                lease = await self._leases.renew(lease, _TTL_S)
-                if session.host == ledger.host:
-                    await self._look_after(session, hives[session.hive_id], did)
+            await self._work(lease, did)
+        except LeaseLost:
+            pass  # something took long, and another process goes round by now
         finally:
             await self._leases.release(lease)
         return did
 
-    async def _look_after(self, session: Session, hive: Hive, did: Round) -> None:
+    async def _work(self, lease: Lease, did: Round) -> None:
+        hives = {hive.id: hive for hive in await self._hives.list(deleted=True)}
+        heavy: list[tuple[Session, Hive]] = []
+        for session in await self._ledger.kept(self._ledger.host):
+            hive = hives.get(session.hive_id)  # one made this very moment is not there yet
+            if hive is None or self._left.get(session.id, self._ledger.now()) > self._ledger.now():
+                continue
+            if session.status in RUNNING:
+                await self._look_after(session, hive, did)
+            else:
+                heavy.append((session, hive))
+        began = _clock()
+        for session, hive in heavy:
+            if _clock() - began < _HEAVY_S and await self._look_after(session, hive, did):
+                await self._leases.renew(lease, _TTL_S)
+
+    async def _look_after(self, session: Session, hive: Hive, did: Round) -> bool:
+        """Do what is due for one session; say whether anything was tried."""
         try:
-            act = await self._due(session, hive)
-            if act is not None:
-                await self._do(act, session, hive)
-                did.done[session.id] = act
-        except (LeaseLost, NotFound):
-            pass  # it has become somebody else's, or is gone
+            act = await self._choose(session, hive.upkeep)
+            if act is None:
+                return False
+            await self._do(act, session, hive)
+            did.done[session.id] = act
+        except (Changed, LeaseLost, NotFound):
+            pass  # it is used again, has become another's, or is gone
         except SkepError as error:
             did.failed[session.id] = error.message
+            self._left[session.id] = self._ledger.now() + _LEFT
+        return True
 
-    async def _due(self, session: Session, hive: Hive) -> Due | str | None:
-        live = self._sessions.live(session.id)
-        if session.status in RUNNING and live is None:
-            return "orphan" if await self._sessions.ledger.is_orphan(session) else None
-        if live is not None:
-            busy = await live.busy()
-            live.session = await self._sessions.ledger.note(live.session, active_at=live.used_at)
-            return due(live.session, hive.upkeep, self._sessions.ledger.now(), busy=busy)
-        return due(session, hive.upkeep, self._sessions.ledger.now())
+    async def _choose(self, session: Session, upkeep: Upkeep) -> Act | None:
+        if (live := self._sessions.live(session.id)) is not None:
+            return await self._choose_for_live(live, upkeep)
+        if session.status != "stopped" and await self._is_unfinished(session):
+            return "finish"
+        if session.status in RUNNING or not session.generation:
+            return None  # what has never run holds nothing to pack away
+        return due(session, upkeep, self._ledger.now())
 
-    async def _do(self, act: Due | str, session: Session, hive: Hive) -> None:
+    async def _is_unfinished(self, session: Session) -> bool:
+        if session.status in RUNNING:
+            return await self._ledger.is_orphan(session)
+        if session.controller == self._ledger.controller:
+            return True  # it could not be done before, or is just being done
+        return session.controller is not None and await self._ledger.is_orphan(session)
+
+    async def _choose_for_live(self, live: Live, upkeep: Upkeep) -> Act | None:
+        await live.tidy()
+        busy = await live.busy()
+        if not live.joined and live.used_at - live.session.active_at >= _BEHIND:
+            used_at = live.used_at
+            await self._ledger.note(live.session, active_at=used_at)
+            live.session = replace(live.session, active_at=used_at)
+        used = replace(live.session, active_at=live.used_at)
+        act = due(used, upkeep, self._ledger.now(), busy=busy)
+        return "leave" if act == "stop" and live.joined else act
+
+    async def _do(self, act: Act, session: Session, hive: Hive) -> None:
+        upkeep, sessions = hive.upkeep, self._sessions
+        still = partial(self._is_still, act, upkeep)
         match act:
             case "stop":
-                reason = f"nobody used it for {hive.upkeep.stop_after_s} s"
-                await putting_away.stop(self._sessions, session.id, reason=reason)
+                reason = f"nobody used it for {upkeep.stop_after_s} s"
+                await putting_away.stop(sessions, session.id, reason=reason, still=still)
+            case "leave":
+                await putting_away.leave(sessions, session.id, still=still)
             case "archive":
-                reason = f"it was stopped for {hive.upkeep.archive_after_s} s"
-                await putting_away.archive(self._sessions, session.id, reason=reason)
+                reason = f"it was stopped for {upkeep.archive_after_s} s"
+                await putting_away.archive(sessions, session.id, reason=reason, still=still)
             case "warn":
-                await self._warn(session, hive)
+                await self._warn(session, upkeep)
             case "delete":
-                reason = f"nobody used it for {hive.upkeep.delete_after_days} days, which was announced"
-                await putting_away.delete(self._sessions, session.id, reason=reason)
-            case _:
-                await putting_away.stop(self._sessions, session.id, reason="the process that ran it died")
+                reason = f"nobody used it for {upkeep.delete_after_days} days, which was announced"
+                await putting_away.delete(sessions, session.id, reason=reason, still=still)
+            case "finish":
+                await self._finish(session)
 
-    async def _warn(self, session: Session, hive: Hive) -> None:
-        ledger = self._sessions.ledger
-        claimed = await ledger.claim(session, reason="")
-        if claimed is None:
-            return
-        at = write_time(deleted_at(session, hive.upkeep))
-        await ledger.record(claimed, SessionWarned(session=session.id, key=session.key, delete_at=at))
-        await ledger.note(claimed, warned_at=ledger.now(), controller=None)
+    def _is_still(self, act: Act, upkeep: Upkeep, session: Session) -> bool:
+        return due(session, upkeep, self._ledger.now()) == ("stop" if act == "leave" else act)
+
+    async def _finish(self, session: Session) -> None:
+        """Bring to its end what a process was about when it died. Its sandbox has ended with it."""
+        reason = "the process that ran it died"
+
+        def still(now: Session) -> bool:
+            return now.status == session.status
+
+        finish: Mapping[str, putting_away.Act] = {"archived": putting_away.archive, "destroyed": putting_away.delete}
+        await finish.get(session.status, putting_away.stop)(self._sessions, session.id, reason=reason, still=still)
+
+    async def _warn(self, session: Session, upkeep: Upkeep) -> None:
+        async with self._sessions.turn(session.id):
+            claimed = await putting_away.claim_if(self._sessions, session.id, partial(self._is_still, "warn", upkeep))
+            at = write_time(deleted_at(claimed, upkeep))
+            event = SessionWarned(session=session.id, key=session.key, delete_at=at)
+            await self._ledger.record(claimed, event, warned_at=self._ledger.now(), controller=None)
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

@@ -13,6 +13,9 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 #: Those in which some process may be running its sandbox.
 RUNNING: frozenset[Status] = frozenset(("creating", "active", "resuming", "paused"))
 
+#: Those in which there is a computer to be put away in time.
+KEPT: frozenset[Status] = RUNNING | {"stopped", "archived"}
+
 #: Where each status can lead. What is not here is a defect of Skep's, and is refused.
 WAYS: Mapping[Status, frozenset[Status]] = {
     "creating": frozenset(("active", "resuming", "error", "stopped", "destroyed", "creating")),
