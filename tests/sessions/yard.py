@@ -23,7 +23,7 @@ from skep.sessions.outages import Outages
 from skep.sessions.recovery import Pace
 from skep.sessions.session import Session
 from skep.sessions.sessions import Sessions
-from skep.state.accounts import Accounts, utc_now
+from skep.state.accounts import Accounts
 from skep.state.database import Database
 from skep.state.events import SessionChanged
 from skep.state.hives import Hive, Hives
@@ -124,12 +124,11 @@ async def open_yard(
     apiary = Apiary(paths, Settings.model_validate(settings or {}))
 
     async def find_hive(session: Session) -> Hive:
-        return await hives.show(session.hive_id, account_id=session.account_id)
+        return await hives.show(session.hive_id, account_id=session.account_id, deleted=True)
 
     lodgings = Lodgings(apiary, find_hive)
-    sessions = Sessions(
-        ledger(database, log, controller), wrap(lodgings), Outages(database, log, now=utc_now), pace=pace
-    )
+    book = ledger(database, log, controller)
+    sessions = Sessions(book, wrap(lodgings), Outages(database, log, now=book.now), pace=pace)
     lodgings.let_leave(lambda session_id: putting_away.stop(sessions, session_id, reason="another process asked"))
     hive = await hives.show("garden", account_id=ACCOUNT)
     try:
@@ -172,10 +171,10 @@ async def seen(computer: Computer) -> dict[str, object]:
         return await print_of(sandbox)
 
 
-def inside(home: Path) -> set[str]:
-    """Return the process namespaces, other than the host's, that have something of a home in sight.
+def inside(hive_id: str) -> set[str]:
+    """Return the process namespaces of all sandboxes of a hive, whoever runs them.
 
-    A sandbox over any of its workspaces is one; what a sandbox shows is known by its mounts, never by a name.
+    They are known by the folder of the hive that each of them shows.
     """
     found = set()
     for process in Path("/proc").iterdir():
@@ -185,6 +184,6 @@ def inside(home: Path) -> set[str]:
                 place = str((process / "ns" / "pid").readlink())
             except OSError:
                 continue  # it has just ended, or is another user's
-            if str(home) in mounts:
+            if f"/hives/{hive_id} " in mounts:
                 found.add(place)
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Delete, Update, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import Unavailable
@@ -17,7 +18,6 @@ from skep.state.hives import Hive
 from skep.state.log import EventLog
 from skep.state.record import read_time, write_time
 from skep.state.schema import outages
-from skep.state.writer import Alongside
 
 #: How long sandboxes are tried for before a hive does without, and how often they are tried again then.
 FLIP_AFTER = timedelta(seconds=60)
@@ -40,6 +40,8 @@ class Outages:
         self._database = database
         self._log = log
         self._now = now
+        #: When this process last could not have a sandbox, by hive.
+        self._failed_at: dict[str, datetime] = {}
 
     async def of(self, hive: Hive) -> Outage | None:
         async with self._database.read() as connection:
@@ -50,44 +52,54 @@ class Outages:
 
     async def failed(self, hive: Hive, error: Unavailable) -> Outage:
         """Take note that a sandbox could not be had; return the outage as it is now."""
-        known = await self.of(hive)
-        if known is None:
-            await self._note(hive, error)
-            known = Outage(self._now(), error.message)
-        if known.flipped_at is None and self._now() - known.since >= FLIP_AFTER:
-            return await self._flip(hive, known, error)
-        return known
+        known, now = await self.of(hive), self._now()
+        lately, self._failed_at[hive.id] = self._failed_at.get(hive.id), now
+        if known is not None and known.flipped_at is not None:
+            return known
+        if known is None or lately is None or now - lately > TRY_AGAIN:
+            # Nobody has tried for a while: one failure then and one now say nothing about the time in between.
+            known = Outage(now, error.message)
+            await self._note(hive, known)
+        return await self._flip(hive, known, error) if now - known.since >= FLIP_AFTER else known
 
     async def over(self, hive: Hive) -> None:
         """Take note that a sandbox was had."""
         known = await self.of(hive)
         if known is None:
             return
-
-        async def remove(connection: AsyncConnection) -> None:
-            await connection.execute(delete(outages).where(outages.c.hive_id == hive.id))
-
+        statement = delete(outages).where(outages.c.hive_id == hive.id)
         if known.flipped_at is None:
             async with self._database.write() as connection:
-                await remove(connection)
+                await connection.execute(statement)
         else:
-            await self._append(hive, OutageEnded(), remove)
+            await self._append(hive, OutageEnded(), statement)
 
-    async def _note(self, hive: Hive, error: Unavailable) -> None:
-        row = {"hive_id": hive.id, "since": write_time(self._now()), "last_error": error.message}
-        statement = self._database.insert(outages).values(row).on_conflict_do_nothing()
+    async def _note(self, hive: Hive, outage: Outage) -> None:
+        row = {"since": write_time(outage.since), "last_error": outage.last_error}
+        statement = self._database.insert(outages).values(hive_id=hive.id, **row)
         async with self._database.write() as connection:
-            await connection.execute(statement)
+            await connection.execute(statement.on_conflict_do_update(index_elements=[outages.c.hive_id], set_=row))
 
     async def _flip(self, hive: Hive, known: Outage, error: Unavailable) -> Outage:
         flipped = Outage(known.since, error.message, self._now())
-        values = {"flipped_at": write_time(self._now()), "last_error": error.message}
-
-        async def write(connection: AsyncConnection) -> None:
-            await connection.execute(update(outages).where(outages.c.hive_id == hive.id).values(values))
-
-        await self._append(hive, OutageBegan(since=write_time(known.since), message=error.message), write)
+        statement = (
+            update(outages)
+            .where(outages.c.hive_id == hive.id, outages.c.flipped_at.is_(None))
+            .values(flipped_at=write_time(self._now()), last_error=error.message)
+        )
+        await self._append(hive, OutageBegan(since=write_time(known.since), message=error.message), statement)
         return flipped
 
-    async def _append(self, hive: Hive, event: OutageBegan | OutageEnded, write: Alongside) -> None:
-        await self._log.append(event, hive_id=hive.id, account_id=hive.account_id, actor=ACTOR, alongside=write)
+    async def _append(self, hive: Hive, event: OutageBegan | OutageEnded, statement: Update | Delete) -> None:
+        """Record an event with the change that it tells of, unless somebody else has made that change."""
+
+        async def write(connection: AsyncConnection) -> None:
+            if not (await connection.execute(statement)).rowcount:
+                raise _AlreadyTold
+
+        with suppress(_AlreadyTold):
+            await self._log.append(event, hive_id=hive.id, account_id=hive.account_id, actor=ACTOR, alongside=write)
+
+
+class _AlreadyTold(Exception):
+    """Another process, or another thread of the hive, was faster."""
