@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from tests.sessions.yard import prepare_home
 
+from skep.sandbox.erase import erase
 from skep.sessions.controller import Controller
 from skep.sessions.key import session_id
 from skep.sessions.ledger import Ledger
@@ -36,6 +39,14 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """Give the folder that all processes of one host share."""
+    home = prepare_home(tmp_path / "home")
+    yield home
+    erase(str(home), home.stat().st_ino)  # the kernel leaves folders there that even their owner may not read
 
 
 @pytest.fixture

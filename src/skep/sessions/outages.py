@@ -56,7 +56,8 @@ class Outages:
         lately, self._failed_at[hive.id] = self._failed_at.get(hive.id), now
         if known is not None and known.flipped_at is not None:
             return known
-        if known is None or lately is None or now - lately > TRY_AGAIN:
+        mine = lately is not None and now - lately <= TRY_AGAIN
+        if known is None or not (mine or now - known.since < 2 * FLIP_AFTER):
             # Nobody has tried for a while: one failure then and one now say nothing about the time in between.
             known = Outage(now, error.message)
             await self._note(hive, known)

@@ -130,6 +130,7 @@ class Sessions:
         async def persist(error: Unavailable) -> bool:
             nonlocal outage
             outage = await self._outages.failed(hive, error)
+            self._tried[hive.id] = self.ledger.now()
             return outage.flipped_at is None
 
         may_recreate = recreate or hive.upkeep.recreate_missing
