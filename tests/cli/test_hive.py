@@ -128,8 +128,8 @@ def test_two_hives_of_one_name_are_refused(cli: Cli) -> None:
 
 
 def test_names_are_completed(cli: Cli, home: Path) -> None:
-    from skep.cli.hive import complete_flag
     from skep.cli.desk import complete_account, complete_hive
+    from skep.cli.hive import complete_flag
 
     cli("hive", "create", "garden")
     assert complete_hive("ga") == ["garden"]

@@ -45,7 +45,9 @@ def findings(cli: Cli) -> dict[str, str]:
 
 
 def last_event(cli: Cli) -> tuple[str, dict[str, object]]:
-    event = json.loads(cli("events", "list", "garden", "--json").stdout.splitlines()[-1])
+    """Return what last happened to the hive's workspace."""
+    lines = map(json.loads, cli("events", "list", "garden", "--json").stdout.splitlines())
+    event = [event for event in lines if event["type"] != "session_changed"][-1]
     return event["type"], event["body"]
 
 

@@ -31,14 +31,18 @@ def inside(cli: Cli, workspace: str, command: str) -> str:
 
 
 def events(cli: Cli) -> list[tuple[str, dict[str, object]]]:
-    """Return what is on record about the hive, but for its making."""
+    """Return what is on record about the hive's workspace."""
     lines = cli("events", "list", "garden", "--json").stdout.splitlines()
-    found = [json.loads(line) for line in lines]
-    return [(event["type"], event["body"]) for event in found][1:]
+    found = [(event["type"], event["body"]) for event in map(json.loads, lines)]
+    return [(kind, body) for kind, body in found if kind not in ("hive_created", "session_changed")]
 
 
 def id_of(cli: Cli, hive: str = "garden") -> str:
     return str(json.loads(cli("hive", "show", hive, "--json").stdout)["id"])
+
+
+def workspace_of(cli: Cli, hive: str = "garden") -> str:
+    return str(json.loads(cli("workspace", "show", hive, "--json").stdout)["id"])
 
 
 def test_the_first_command_makes_the_workspace_and_says_what_takes_its_time(cli: Cli) -> None:
@@ -71,7 +75,12 @@ def test_hives_share_a_ticket(garden: Cli) -> None:
 
 def test_workspaces_are_listed_and_shown(garden: Cli) -> None:
     (row,) = json.loads(garden("workspace", "list", "--json").stdout)
-    assert (row["id"], row["hive"], row["template"], row["state"]) == (id_of(garden), "garden", "minimal", "ready")
+    assert (row["id"], row["hive"], row["template"], row["state"]) == (
+        workspace_of(garden),
+        "garden",
+        "minimal",
+        "ready",
+    )
     shown = json.loads(garden("workspace", "show", "garden", "--json").stdout)
     assert (shown["hive"], shown["below"]["snapshot_version"]) == ("garden", row["snapshot"])
     assert "nothing beyond the template" in garden("workspace", "show", "garden").stdout
@@ -129,7 +138,7 @@ def test_a_fork_is_not_given_the_name_of_a_hive(garden: Cli) -> None:
 
 
 def test_what_is_destroyed_comes_back_from_its_archive(garden: Cli) -> None:
-    before = id_of(garden)
+    before = workspace_of(garden)
     gone = garden("workspace", "destroy", "garden", "--yes")
     assert "skep workspace restore garden" in gone.stdout
     assert json.loads(garden("workspace", "list", "--json").stdout) == []
@@ -156,7 +165,7 @@ def test_an_archive_works_in_another_home_that_has_the_key_and_nothing_else(
     garden: Cli, home: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text(json.dumps({"workspace": {"archive_url": str(home / "store")}}))
-    workspace = id_of(garden)
+    workspace = workspace_of(garden)
     assert garden("workspace", "archive", "garden").returncode == 0
     elsewhere = home / "elsewhere"
     monkeypatch.setenv("SKEP_HOME", str(elsewhere))
@@ -178,11 +187,12 @@ def test_removing_asks_first_and_without_an_archive_keeps_nothing(garden: Cli, p
 
 
 def test_the_workspace_of_a_deleted_hive_stays_and_is_reached_by_its_id(garden: Cli) -> None:
-    workspace = id_of(garden)
+    hive, workspace = id_of(garden), workspace_of(garden)
     told = garden("hive", "delete", "garden", "--yes").stdout
-    assert f"skep workspace destroy {workspace}" in told
-    assert json.loads(garden("workspace", "show", workspace, "--json").stdout)["id"] == workspace
-    assert garden("workspace", "destroy", workspace, "--yes").returncode == 0
+    assert f"skep workspace destroy {hive}" in told
+    assert json.loads(garden("workspace", "show", hive, "--json").stdout)["id"] == workspace
+    assert inside(garden, hive, "cat bed") == "sown\n"
+    assert garden("workspace", "destroy", hive, "--yes").returncode == 0
 
 
 def test_nothing_starts_in_a_suspended_workspace_until_it_is_resumed(garden: Cli) -> None:
@@ -233,13 +243,18 @@ def test_a_mistake_is_explained_and_changes_nothing(garden: Cli, words: tuple[st
     assert [kind for kind, _ in events(garden)] == ["workspace_created"]
 
 
-def test_a_manifest_cut_short_is_damage_and_is_listed_as_such(garden: Cli, home: Path) -> None:
+def test_a_manifest_cut_short_is_damage_is_listed_as_such_and_mended_by_the_next_command(
+    garden: Cli, home: Path
+) -> None:
     (manifest,) = home.glob(".local/share/skep/workspaces/*/workspace.json")
     manifest.write_bytes(manifest.read_bytes()[:40])
-    ran = garden("exec", "-H", "garden", "--", "true")
+    ran = garden("workspace", "show", "garden")
     assert (ran.returncode, "repair" in ran.stderr) == (6, True)
     (row,) = json.loads(garden("workspace", "list", "--json").stdout)
     assert row["state"] == "damaged"
+    mended = garden("exec", "-H", "garden", "--", "cat", "bed")
+    assert (mended.stdout, "wrote the manifest again" in mended.stderr) == ("sown\n", True)
+    assert "workspace_repaired" in [kind for kind, _ in events(garden)]
 
 
 def test_a_plain_folder_from_before_is_taken_in_with_its_files(cli: Cli, home: Path) -> None:

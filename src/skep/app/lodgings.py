@@ -149,9 +149,14 @@ class Lodgings:
             await self.make(session)
             return Mended(("took in a plain folder as the workspace",))
         done, lost = await self._repair(session)
+        mended = Mended(done, lost)
         if not await asyncio.to_thread(self._is_whole, session):
-            return await self._bring_back(session, done, lost)
-        return Mended(done, lost)
+            mended = await self._bring_back(session, done, lost)
+        for deed in mended.done:
+            self._tell(f"the workspace was damaged: {deed}")
+        for loss in mended.lost:
+            self._tell(f"lost: {loss}")
+        return mended
 
     async def _repair(self, session: Session) -> tuple[tuple[str, ...], tuple[str, ...]]:
         lost: tuple[str, ...] = ()

@@ -103,6 +103,8 @@ def restore(
 
         if as_ is not None:
             await keep_apart(desk.program, [as_], account)
+        else:
+            await desk.begin_session()
         with progress("restoring") as bar:
             made, restored = await desk.apiary.bring_back(
                 await _name(desk),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from skep.config import Settings
     from skep.sandbox.sandbox import Sandbox
     from skep.sandbox.stack import Mount
+    from skep.sessions.ledger import Ledger
+    from skep.sessions.session import Session
     from skep.sessions.sessions import Sessions
     from skep.state.events import Event
     from skep.state.hives import Hive
@@ -254,25 +256,45 @@ class Desk:
         from skep.state.events import WorkspaceCreated
 
         labels = self.residence.labels
+        await self.begin_session()
         made = await self.apiary.settle(self.id, self.shown(), template=template, labels=labels, tell=tell)
         if made is not None:
             await self.record(WorkspaceCreated(template=made.template, snapshot=made.snapshot_version))
         return made is not None
 
-    async def close_session(self) -> None:
-        """Take note that the workspace of a session was done away with, so that it may begin anew."""
+    async def begin_session(self) -> None:
+        """Take note, before it happens, that a workspace is made where one was deleted; what is deleted is swept."""
+        async with self._claimed() as (ledger, session):
+            if session is not None and session.status == "destroyed":
+                await ledger.change(session, "creating", reason=f"{actor()} makes its workspace anew")
+
+    async def close_session(self, archive: str | None) -> None:
+        """Take note that the workspace of a session was removed, after it was archived or for good."""
+        async with self._claimed() as (ledger, session):
+            if session is None or session.status == "destroyed":
+                return
+            from skep.sessions.session import RUNNING
+
+            reason = f"{actor()} removed its workspace"
+            if archive is None:
+                await ledger.change(session, "destroyed", reason=reason, archive=None, rooms={}, generation=0)
+            elif session.status != "archived":
+                running = session.status in RUNNING
+                at_rest = await ledger.change(session, "stopped", reason=reason) if running else session
+                await ledger.change(at_rest, "archived", reason=reason, archive=archive)
+
+    @asynccontextmanager
+    async def _claimed(self) -> AsyncIterator[tuple[Ledger, Session | None]]:
+        """Have the session of the workspace, if there is one that no other process has."""
         from skep.app.reception import open_sessions
         from skep.sessions.ledger import Roll
 
         row = await Roll(self.program.database).find(self.id)
-        if row is not None and row.status != "destroyed":
-            async with open_sessions(self.program) as sessions:
-                claimed = await sessions.ledger.claim(row, reason="")
-                if claimed is not None:
-                    gone = await sessions.ledger.change(
-                        claimed, "destroyed", reason=f"{actor()} removed its workspace", archive=None, rooms={}
-                    )
-                    await sessions.ledger.note(gone, generation=0, controller=None)
+        async with open_sessions(self.program) as sessions:
+            session = None if row is None else await sessions.ledger.claim(row, reason="")
+            yield sessions.ledger, session
+            if session is not None:
+                await sessions.ledger.release(await sessions.ledger.get(self.id))
 
 
 def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitable[T]]) -> T:

@@ -249,7 +249,7 @@ def destroy(
             saved = await desk.apiary.destroy(desk.id, archived=not no_archive, on_progress=moving(bar))
         version = saved.version if saved else None
         await desk.record(WorkspaceDestroyed(archive=version))
-        await desk.close_session()
+        await desk.close_session(version)
         return desk.id, version
 
     gone, version = with_workspace(workspace, account, work)

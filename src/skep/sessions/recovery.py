@@ -21,6 +21,7 @@ from skep.errors import (
 )
 from skep.sandbox.sandbox import Sandbox
 from skep.sessions.computers import Computers, Held
+from skep.sessions.controller import owner
 from skep.sessions.diagnosis import REASONS, Sight, Step, choose
 from skep.sessions.ledger import Ledger
 from skep.sessions.live import Live
@@ -102,9 +103,9 @@ class Recovery:
         session = await self._ledger.claim(wanted, reason=REASONS["make"])
         if session is None:
             there = await self._ledger.get(wanted.id)
-            raise WorkspaceBusy(
-                f"the session of {there.key} is in use by another process: {there.controller}", hint="wait for its end"
-            )
+            process = owner(there.controller or "")
+            who = f"process {process.pid} on {process.host}" if process else "another process"
+            raise WorkspaceBusy(f"the session of {there.key} is in use by {who}", hint="wait for its end")
         return session
 
     async def _joined(self, session: Session) -> Live | None:
