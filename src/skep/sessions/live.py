@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -92,8 +92,7 @@ class Live:
     async def tidy(self) -> None:
         """End the contexts that nobody used for long: each is a process, and would keep the computer up for ever."""
         if self._interpreter is not None and not self._uses and self._now() - self._called_at >= _CONTEXTS_LAST:
-            interpreter, self._interpreter = self._interpreter, None
-            await interpreter.close()
+            await self._close_contexts()
 
     async def healthy(self) -> bool:
         """Say whether the computer answers."""
@@ -119,7 +118,7 @@ class Live:
             await self._held.stop()
             self.sandbox = await self._held.sandbox()
             self.shells.clear()
-            self._interpreter = None
+            await self._close_contexts()
 
     async def end(self, *, patient: bool = False) -> None:
         """End the computer, or leave it if it is another's; the workspace stays.
@@ -129,3 +128,10 @@ class Live:
         if self._held is not None and not patient:
             await self._held.leave()
         await self._ending.aclose()
+        await self._close_contexts()
+
+    async def _close_contexts(self) -> None:
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            with suppress(SandboxLost):
+                await interpreter.close()
