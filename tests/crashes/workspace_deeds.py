@@ -88,6 +88,7 @@ async def many_layers(workspaces: Workspaces) -> None:
 async def half_made(workspaces: Workspaces) -> None:
     await furnished(workspaces)
     await workspaces.create("hv-two")
+    workspaces.trees.beside(workspaces.show("hv-two").upper, MARK).unlink()
     (workspaces.home / "workspaces" / "hv-two" / MARK).unlink()
 
 

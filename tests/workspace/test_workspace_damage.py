@@ -98,9 +98,16 @@ async def test_a_manifest_under_another_name_is_refused(workspaces: Workspaces, 
         await workspaces.checkpoint("hv-two")
 
 
+def unfinish(workspaces: Workspaces, workspace_id: str) -> None:
+    """Leave a workspace as one whose maker died just before it was finished."""
+    upper = workspaces.show(workspace_id).upper
+    workspaces.trees.beside(upper, MARK).unlink()
+    (workspaces.register.path(workspace_id) / MARK).unlink()
+
+
 async def test_a_half_made_workspace_is_refused_and_made_again(workspaces: Workspaces, home: Path) -> None:
     first = await workspaces.create("hv-one")
-    (home / "workspaces" / "hv-one" / MARK).unlink()
+    unfinish(workspaces, "hv-one")
     with pytest.raises(WorkspaceDamaged, match="never finished") as caught:
         async with workspaces.enter("hv-one"):
             pass
@@ -116,7 +123,7 @@ async def test_a_half_made_workspace_is_refused_and_made_again(workspaces: Works
 
 async def test_a_half_made_workspace_that_nobody_makes_is_swept(workspaces: Workspaces, home: Path) -> None:
     await workspaces.create("hv-one")
-    (home / "workspaces" / "hv-one" / MARK).unlink()
+    unfinish(workspaces, "hv-one")
     assert "hv-one" in workspaces.sweep()
     assert list((home / "trees").iterdir()) == []
     assert [path.name for path in (home / "workspaces").iterdir()] == [".lock"]

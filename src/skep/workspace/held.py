@@ -127,6 +127,7 @@ class Held:
         dropped = tuple(tree_id for tree_id in manifest.dropped if tree_id in there)
         manifests.write(self.folder, manifest.model_copy(update={"dropped": dropped}))
         keep_copy(self.grounds, manifest)
+        vouch(self.grounds, manifest)
 
     async def swap(self) -> None:
         """Move a running sandbox to what the manifest says; `WorkspaceBusy` if something runs in it."""
@@ -215,3 +216,9 @@ def keep_copy(grounds: Grounds, manifest: Manifest) -> None:
     """Keep the manifest beside the files too, from where it can be written again if its own folder is lost."""
     with suppress(StorageFull):  # then the copy from before has to serve
         manifests.put(grounds.trees.beside(manifest.upper, manifests.NAME), manifests.dump(manifest), lasting=False)
+
+
+def vouch(grounds: Grounds, manifest: Manifest) -> None:
+    """Note beside the files that the workspace was finished: a mark that is lost later must not cost them."""
+    with suppress(OSError):
+        grounds.trees.beside(manifest.upper, manifests.MARK).touch(mode=0o600)

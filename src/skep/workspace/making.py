@@ -19,7 +19,7 @@ from skep.sandbox.claim import Owner, claim
 from skep.workspace import manifest as manifests
 from skep.workspace.faults import explained
 from skep.workspace.grounds import Grounds, lay_out, resemble
-from skep.workspace.held import keep_copy
+from skep.workspace.held import keep_copy, vouch
 from skep.workspace.holding import Holding, Taken
 from skep.workspace.layers.copying import Copying, flush
 from skep.workspace.layers.trees import NOBODY, Note
@@ -94,12 +94,6 @@ def finish(grounds: Grounds, made: Made) -> None:
         manifests.mark(holding.folder)
         grounds.on_phase("mark")
         vouch(grounds, manifest)
-
-
-def vouch(grounds: Grounds, manifest: Manifest) -> None:
-    """Note beside the files that the workspace was finished: a mark that is lost later must not cost them."""
-    with suppress(OSError):
-        grounds.trees.beside(manifest.upper, MARK).touch(mode=0o600)
 
 
 def furnish(

@@ -71,7 +71,7 @@ class Register:
             found = manifests.read(folder)
         except WorkspaceDamaged:
             return False
-        return found.generation > 0 or self._trees.beside(found.upper, MARK).exists()
+        return self._trees.beside(found.upper, MARK).exists()
 
     def show(self, workspace_id: str) -> Manifest:
         """Read the manifest of a workspace that is ready."""
