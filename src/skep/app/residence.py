@@ -10,12 +10,12 @@ from skep.app.apiary import Apiary
 from skep.app.household import Household
 from skep.app.lodgings import labels, take_over
 from skep.app.program import Program
-from skep.errors import Conflict, NotFound
+from skep.errors import Conflict, Denied, NotFound
 from skep.sessions.key import key_of, session_id
-from skep.sessions.ledger import Roll
+from skep.sessions.ledger import ACTOR, Roll
 from skep.sessions.session import Session
 from skep.state.accounts import utc_now
-from skep.state.events import Event
+from skep.state.events import AccessDenied, Event
 from skep.state.hives import Hive
 from skep.state.names import is_hive_id
 
@@ -96,6 +96,19 @@ async def _of_hive(apiary: Apiary, hive: Hive, thread: str) -> Residence:
 async def _hive(program: Program, hive_id: str) -> Hive | None:
     every = await program.hives.list(deleted=True)
     return next((hive for hive in every if hive.id == hive_id), None)
+
+
+async def authorize(program: Program, residence: Residence, account_id: str, act: str) -> None:
+    """Refuse whoever is not of the account whose hive it is, and put that on record."""
+    hive = residence.hive
+    if hive is None or hive.account_id == account_id:
+        return
+    await record(
+        program, residence, AccessDenied(session=residence.id, asked_by=account_id[:128], act=act), actor=ACTOR
+    )
+    raise Denied(
+        f"the session {residence.id} is not one of the account {account_id[:60]!a}", hint="name its account: --account"
+    )
 
 
 async def record(program: Program, residence: Residence, event: Event, *, actor: str) -> None:

@@ -19,6 +19,7 @@ from skep.cli import (
     python,
     rollout,
     sandbox,
+    session,
     snapshot,
     state,
     upkeep,
@@ -75,6 +76,7 @@ app.add_typer(files.app, name="files")
 app.add_typer(workspace.app, name="workspace")
 for more in (history, upkeep, archive):
     workspace.app.registered_commands += more.app.registered_commands
+app.add_typer(session.app, name="session")
 app.add_typer(hive.app, name="hive")
 app.add_typer(account.app, name="account")
 app.add_typer(snapshot.app, name="template")
