@@ -136,6 +136,10 @@ class Sessions:
         may_recreate = recreate or hive.upkeep.recreate_missing
         try:
             live = await self.recovery.bring_up(wanted, may_recreate=may_recreate, persist=persist, join=join)
+        except Denied:  # what lies in the place of its workspace was made for another
+            event = AccessDenied(session=wanted.id, asked_by=wanted.account_id, act="hold")
+            await self.ledger.remark(wanted, event)
+            raise
         except Unavailable as error:
             if outage is None or outage.flipped_at is None:
                 raise
