@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ async def open_yard(
     pace: Pace | None = None,
     wrap: Wrap = lambda computers: computers,
     ledger: MakeLedger = Ledger,
-    settings: dict[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
     ttl_s: float | None = None,
 ) -> AsyncIterator[Yard]:
     """Be a process that runs sessions until the end of the block."""
