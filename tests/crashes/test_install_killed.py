@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,18 @@ from skep.workspace.workspaces import Workspaces
 PROGRAM = Path(__file__).with_name("install_controller.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))}
 DEADLINE_S = 60.0
-LAYERINGS = ["overlay", "copy"] if machine_layering() == "overlay" else ["copy"]
+LAYERED = machine_layering() == "overlay"
 #: The phases of an install up to the decision, and from then on.
 BEFORE = ("trial", "fetched", "tried")
 AFTER = ("decided", "staged", "placed", "recorded")
-#: Without layers nothing is taken away beforehand.
-REPAIRS = [
-    (phase, layering)
-    for phase in ("tried", "decided", "shed", "staged", "placed", "recorded")
-    for layering in LAYERINGS
-    if (phase, layering) != ("shed", "copy")
-]
+#: The phases of a repair.
+MENDING = ("tried", "decided", "shed", "staged", "placed", "recorded")
+
+
+def lives(phases: Sequence[str], *, copied: Sequence[str]) -> list[tuple[str, Layering]]:
+    """Return where to kill: in every phase with layers; in the telling ones without, where the same code runs."""
+    without: list[tuple[str, Layering]] = [(phase, "copy") for phase in (copied if LAYERED else phases)]
+    return [(phase, "overlay") for phase in phases] + without if LAYERED else without
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,7 @@ def installed(workspaces: Workspaces, workspace_id: str) -> bool:
     return bool(workspaces.show(workspace_id).packages.python)
 
 
-@pytest.mark.parametrize("layering", LAYERINGS)
-@pytest.mark.parametrize("phase", [*BEFORE, *AFTER])
+@pytest.mark.parametrize(("phase", "layering"), lives([*BEFORE, *AFTER], copied=["decided"]))
 async def test_an_install_that_is_killed_is_undone_or_completed(
     orchard: Orchard, layering: Layering, phase: str
 ) -> None:
@@ -123,7 +123,7 @@ async def test_an_install_that_is_killed_is_undone_or_completed(
     assert has == (phase in AFTER)
 
 
-@pytest.mark.parametrize("layering", LAYERINGS)
+@pytest.mark.parametrize("layering", ["overlay"] if LAYERED else ["copy"])
 @pytest.mark.parametrize("sign", [f"{STAGE}*", ".venv/lib/python3*/site-packages/heavy"])
 async def test_an_install_that_is_killed_while_files_are_moving_is_completed(
     orchard: Orchard, layering: Layering, sign: str
@@ -140,7 +140,7 @@ async def test_an_install_that_is_killed_while_files_are_moving_is_completed(
         assert await said(sandbox, "stat -c %s .venv/lib/python3*/site-packages/heavy/data.bin") == f"{8 << 20}\n"
 
 
-@pytest.mark.parametrize("layering", LAYERINGS)
+@pytest.mark.parametrize("layering", ["overlay"] if LAYERED else ["copy"])
 async def test_what_was_killed_stands_in_nobodys_way(orchard: Orchard, layering: Layering) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.planted(workspaces)
@@ -154,7 +154,7 @@ async def test_what_was_killed_stands_in_nobodys_way(orchard: Orchard, layering:
     assert not workspaces.register.path(workspace_id).exists()
 
 
-@pytest.mark.parametrize(("phase", "layering"), REPAIRS)
+@pytest.mark.parametrize(("phase", "layering"), lives(MENDING, copied=["placed"]))
 async def test_a_repair_that_is_killed_loses_nothing_and_can_be_repeated(
     orchard: Orchard, layering: Layering, phase: str
 ) -> None:
