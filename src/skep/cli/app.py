@@ -10,6 +10,7 @@ from skep.cli import (
     account,
     archive,
     config,
+    delivery,
     demo,
     doctor,
     events,
@@ -77,6 +78,8 @@ app.add_typer(workspace.app, name="workspace")
 for more in (history, upkeep, archive):
     workspace.app.registered_commands += more.app.registered_commands
 app.add_typer(session.app, name="session")
+session.app.registered_commands += delivery.app.registered_commands
+app.add_typer(delivery.artifacts, name="artifacts")
 app.add_typer(hive.app, name="hive")
 app.add_typer(account.app, name="account")
 app.add_typer(snapshot.app, name="template")

@@ -75,17 +75,13 @@ def get(
     thread: Thread = DEFAULT_THREAD,
 ) -> None:
     """Copy a file out of the workspace."""
-    name = Path(path).name
-    place = target or name
-    file = Path(place) / name if Path(place).is_dir() else Path(place)
 
-    async def work(files: Files) -> int:
-        pieces = files.stream(_within(path))
-        return await (_to_stdout(pieces) if place == "-" else _to_file(pieces, file))
+    async def work(files: Files) -> tuple[str, int]:
+        return await copy_out(files.stream(_within(path)), Path(path).name, target)
 
-    size = _with_files(hive, account, thread, work)
-    if place != "-":
-        print_line(f"{path} -> {file} ({size:,} bytes)")
+    place, size = _with_files(hive, account, thread, work)
+    if target != "-":
+        print_line(f"{path} -> {place} ({size:,} bytes)")
 
 
 @app.command(
@@ -216,6 +212,19 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
         raise NotFound(f"{source} cannot be read: {error.strerror}", hint="check the path") from error
     with file:
         yield file
+
+
+async def copy_out(pieces: AsyncIterator[bytes], name: str, target: str | None) -> tuple[str, int]:
+    """Write what comes to a file or to standard output; return where it went, and its size."""
+    if target == "-":
+        return "-", await _to_stdout(pieces)
+    file = _placed(name, target)
+    return str(file), await _to_file(pieces, file)
+
+
+def _placed(name: str, target: str | None) -> Path:
+    place = Path(target or name)
+    return place / name if place.is_dir() else place
 
 
 async def _to_stdout(pieces: AsyncIterator[bytes]) -> int:
