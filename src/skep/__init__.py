@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from skep.sandbox.interpreter import Interpreter
     from skep.sandbox.limits import Limits
     from skep.sandbox.sandbox import Sandbox
+    from skep.workspace.workspaces import Workspaces
 
 __version__ = "0.1.0"
 
-__all__ = ["Browser", "Interpreter", "Limits", "Network", "Sandbox", "Secret", "__version__"]
+__all__ = ["Browser", "Interpreter", "Limits", "Network", "Sandbox", "Secret", "Workspaces", "__version__"]
 
 _HOMES = {
     "Browser": "skep.sandbox.browser",
@@ -22,6 +23,7 @@ _HOMES = {
     "Network": "skep.sandbox.egress.network",
     "Sandbox": "skep.sandbox.sandbox",
     "Secret": "skep.sandbox.egress.network",
+    "Workspaces": "skep.workspace.workspaces",
 }
 
 

@@ -49,7 +49,7 @@ class Workspace(Held):
     async def leave(self) -> None:
         """End the sandbox under whoever uses it, and admit nobody from then on."""
         self._leaving = True
-        while self._arriving:
+        while self._arriving:  # noqa: ASYNC110 - whoever arrives tells nobody
             await asyncio.sleep(_PAUSE_S)
         async with self._turn:
             await self.stop()

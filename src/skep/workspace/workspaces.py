@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -83,6 +84,15 @@ class Workspaces:
         self._settle = settle
         self._acts = {**ACTS, "fork": self._fork, **(acts or {})}
         self._on_phase = on_phase
+
+    @classmethod
+    def at(cls, home: str | os.PathLike[str], *, limits: Limits | None = None) -> Workspaces:
+        """Open the workspaces below a folder, with the templates that ship with Skep and those in the folder."""
+        from skep.workspace.snapshot.snapshots import Snapshots
+        from skep.workspace.template.templates import Templates
+
+        place = Path(home).absolute()
+        return cls(place, Snapshots(place, Templates(place / "templates")), limits=limits)
 
     async def create(
         self,
