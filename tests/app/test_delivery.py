@@ -81,9 +81,8 @@ async def test_many_large_previews_are_more_than_one_record(
 ) -> None:
     delivery, computer = desk
     row, rest = ",".join(["é" * 80] * 20), "," * 18
-    await computer.run(
-        f"for n in $(seq 60); do (for i in $(seq 9); do echo '{row}'; done; echo \"$n,{rest}\") > output/display/$n.csv; done"
-    )
+    rows = f"for i in $(seq 9); do echo '{row}'; done; echo \"$n,{rest}\""
+    await computer.run(f"for n in $(seq 60); do ({rows}) > output/display/$n.csv; done")
     assert len((await delivery.collect(computer)).artifacts) == 60
     hive = await program.hives.show("garden", account_id="bees")
     recorded = await program.log.page(hive.id, types=["artifacts_collected"])
