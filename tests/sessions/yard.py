@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +94,13 @@ class Yard:
         changes = [one.event for one in recorded if isinstance(one.event, SessionChanged)]
         return [(change.before, change.after) for change in changes if change.session == self.id(thread)]
 
+    async def kill(self, thread: str = THREAD) -> None:
+        """Kill all that runs in the sandboxes of the hive, and wait until this process has heard of it."""
+        live = self.sessions.live(self.id(thread))
+        assert live is not None and signal_inside(self.hive.id, signal.SIGKILL) > 0
+        async with asyncio.timeout(30):
+            await live.sandbox.gone()
+
     def workspace(self, thread: str = THREAD) -> Path:
         """Return the folder of a session's workspace on the host."""
         return self.home / "workspaces" / self.id(thread)
@@ -172,11 +182,21 @@ async def seen(computer: Computer) -> dict[str, object]:
 
 
 def inside(hive_id: str) -> set[str]:
-    """Return the process namespaces of all sandboxes of a hive, whoever runs them.
+    """Return the process namespaces of all sandboxes of a hive, whoever runs them."""
+    return {place for place, _ in _inside(hive_id)}
 
-    They are known by the folder of the hive that each of them shows.
-    """
-    found = set()
+
+def signal_inside(hive_id: str, number: int) -> int:
+    """Send a signal to everything that runs in the sandboxes of a hive; return to how many processes."""
+    found = list(_inside(hive_id))
+    for _, pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(found)
+
+
+def _inside(hive_id: str) -> Iterator[tuple[str, int]]:
+    """Yield the processes in sandboxes of a hive, known by the folder of it that each sandbox shows."""
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -185,5 +205,4 @@ def inside(hive_id: str) -> set[str]:
             except OSError:
                 continue  # it has just ended, or is another user's
             if f"/hives/{hive_id} " in mounts:
-                found.add(place)
-    return found
+                yield place, int(process.name)
