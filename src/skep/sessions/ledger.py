@@ -27,7 +27,7 @@ from skep.state.events import Event, SessionChanged
 from skep.state.leases import clock
 from skep.state.log import EventLog
 from skep.state.record import read_time, write_time
-from skep.state.schema import hives, leases, sessions
+from skep.state.schema import hives, leases, outages, sessions
 from skep.state.writer import Alongside
 
 ACTOR = "skep:sessions"
@@ -42,6 +42,8 @@ class Standing:
 
     owner: str | None
     session: Session | None
+    #: Whether sandboxes could not be had for the hive when they were last tried.
+    outage: bool = False
 
 
 class Roll:
@@ -119,8 +121,8 @@ class Ledger(Roll):
         """Read what decides whether somebody may use a session, in one go."""
         both = (sessions.c.hive_id == hives.c.id) & (sessions.c.id == session.id)
         statement = (
-            select(hives.c.account_id.label("owner"), hives.c.deleted_at, sessions)
-            .select_from(hives.outerjoin(sessions, both))
+            select(hives.c.account_id.label("owner"), hives.c.deleted_at, outages.c.since, sessions)
+            .select_from(hives.outerjoin(sessions, both).outerjoin(outages, outages.c.hive_id == hives.c.id))
             .where(hives.c.id == session.hive_id)
         )
         async with self._database.read() as connection:
@@ -128,24 +130,28 @@ class Ledger(Roll):
         if row is None:
             return Standing(None, None)
         values = dict(row._mapping)
-        owner, deleted_at = values.pop("owner"), values.pop("deleted_at")
+        owner, deleted_at, since = values.pop("owner"), values.pop("deleted_at"), values.pop("since")
         found = None if values["id"] is None else _session(values)
-        return Standing(None if deleted_at else owner, found)
+        return Standing(None if deleted_at else owner, found, outage=since is not None)
 
     async def claim(self, wanted: Session, *, reason: str) -> Session | None:
         """Take a session for this controller, made if it is not on record; None while another controller has it.
 
         `wanted` says what a new one is like. One that a controller left behind when it died is taken over.
         """
-        if await self.find(wanted.id) is None and (made := await self._made(wanted, reason)) is not None:
-            return made
         async with self._database.write() as connection:
             await self._controller.guard(connection)
-            found = _session((await connection.execute(_locked(wanted.id))).one()._mapping)
-            if not await self._is_free(connection, found):
-                return None
-            taken = replace(found, token=found.token + 1, controller=self._controller.name)
-            await connection.execute(_update(found, {"token": taken.token, "controller": taken.controller}))
+            row = (await connection.execute(_locked(wanted.id))).one_or_none()
+            if row is not None:
+                return await self._taken(connection, _session(row._mapping))
+        made = await self._made(wanted, reason)
+        return await self.claim(wanted, reason=reason) if made is None else made
+
+    async def _taken(self, connection: AsyncConnection, found: Session) -> Session | None:
+        if not await self._is_free(connection, found):
+            return None
+        taken = replace(found, token=found.token + 1, controller=self._controller.name)
+        await connection.execute(_update(found, {"token": taken.token, "controller": taken.controller}))
         return taken
 
     async def _made(self, wanted: Session, reason: str) -> Session | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from skep.errors import (
     DatabaseBusy,
@@ -33,6 +34,10 @@ T = TypeVar("T")
 
 #: Unavailable for other reasons than that no sandbox can be had.
 _OTHERWISE = (DatabaseBusy, LeaseLost, StoreUnavailable)
+#: Puts on record that a step is taken; returns the session as it is then.
+Record = Callable[[], Coroutine[Any, Any, Session]]
+#: Such a record that is being made; None when it has been.
+Recording: TypeAlias = "asyncio.Task[Session] | None"
 #: Says whether to go on trying although no sandbox can be had.
 Persist = Callable[[Unavailable], Awaitable[bool]]
 
@@ -70,16 +75,23 @@ class Recovery:
         if isinstance(claimed, Live):
             return claimed
         session = claimed
+        recording: Recording = None
         try:
-            step, session = await self._decide(session, may_recreate=may_recreate)
-            session = await self._take(step, session)
-            return await self._start(session, persist)
+            step, record = await self._decide(session, may_recreate=may_recreate)
+            # While the disk is waited for, a sandbox that only has to start is on its way; the others wait for both.
+            recording = asyncio.create_task(record())
+            if step != "start":
+                session, recording = await self._take(step, await recording), None
+            return await self._start(session, persist, recording)
         except SkepError as error:
-            await self.give_up(session, error)
+            await self.give_up(await _as_recorded(session, recording), error)
             raise
         except BaseException:
-            await asyncio.shield(self._ledger.release(session))  # whoever asked has gone
+            await asyncio.shield(self._let_go(session, recording))  # whoever asked has gone
             raise
+
+    async def _let_go(self, session: Session, recording: Recording) -> None:
+        await self._ledger.release(await _as_recorded(session, recording))
 
     async def claim(self, wanted: Session, *, join: bool = True) -> Session | Live:
         """Take a session for this controller, or join the one that has it; wait for one that is just taking it."""
@@ -117,8 +129,8 @@ class Recovery:
             return None  # it has gone, or let it go, this very moment
         return Live(session, sandbox, None, ending, self._ledger.now)
 
-    async def _decide(self, session: Session, *, may_recreate: bool) -> tuple[Step, Session]:
-        """Choose the step after which there is a workspace to start a sandbox over, and record that it is taken."""
+    async def _decide(self, session: Session, *, may_recreate: bool) -> tuple[Step, Record]:
+        """Choose the step after which there is a workspace to start a sandbox over, and how to put it on record."""
         if session.status == "destroyed":
             await self._computers.destroy(session)  # whoever deleted it may not have come to the end
         sight = Sight(
@@ -132,13 +144,13 @@ class Recovery:
         if step == "refuse":
             raise _missing(session)
         if step != "make":
-            return step, await self._ledger.change(session, "resuming", reason=self._reason(step, sight))
+            return step, partial(self._ledger.change, session, "resuming", reason=self._reason(step, sight))
         if session.status == "creating" and not sight.has_run:
-            return step, session
+            return step, partial(_unchanged, session)
         # From here on there is nothing to lose, whoever has to finish this.
         rooms = {} if session.status == "destroyed" else session.rooms
         anew = {"generation": 0, "archive": None, "rooms": rooms}
-        return step, await self._ledger.change(session, "creating", reason=self._reason(step, sight), **anew)
+        return step, partial(self._ledger.change, session, "creating", reason=self._reason(step, sight), **anew)
 
     def _reason(self, step: Step, sight: Sight) -> str:
         if step == "make" and sight.has_run and sight.status != "destroyed":
@@ -163,7 +175,7 @@ class Recovery:
                     )
         return session
 
-    async def _start(self, session: Session, persist: Persist) -> Live:
+    async def _start(self, session: Session, persist: Persist, recording: Recording) -> Live:
         ending = AsyncExitStack()
         try:
             held = await self._patiently(lambda: ending.enter_async_context(self._computers.hold(session)))
@@ -171,7 +183,7 @@ class Recovery:
             await self.until_healthy(live)
             now = self._ledger.now()
             live.session = await self._ledger.change(
-                session,
+                await _as_recorded(session, recording),
                 "active",
                 reason="its computer answers",
                 generation=session.generation + 1,
@@ -231,6 +243,18 @@ class Recovery:
         else:
             session = await self._ledger.change(session, "error", reason=error.message, **failure)
         await self._ledger.release(session)
+
+
+async def _unchanged(session: Session) -> Session:
+    return session
+
+
+async def _as_recorded(session: Session, recording: Recording) -> Session:
+    """Return a session as it is once the step that is taken with it is on record, if it could be recorded."""
+    if recording is None:
+        return session
+    await asyncio.wait([recording])
+    return session if recording.cancelled() else recording.result()
 
 
 def _missing(session: Session) -> WorkspaceDamaged:

@@ -12,9 +12,9 @@ from skep.errors import Denied, SandboxLost, Unavailable
 from skep.sessions.computer import Computer, Kind
 from skep.sessions.computers import Computers
 from skep.sessions.key import key_of, session_id
-from skep.sessions.ledger import Ledger
+from skep.sessions.ledger import Ledger, Standing
 from skep.sessions.live import Live
-from skep.sessions.outages import TRY_AGAIN, Outages
+from skep.sessions.outages import TRY_AGAIN, Outage, Outages
 from skep.sessions.recovery import Pace, Recovery
 from skep.sessions.session import Session
 from skep.state.events import AccessDenied, RoomReplaced
@@ -57,11 +57,12 @@ class Sessions:
         if account_id != wanted.account_id:
             await self._deny(account_id, wanted, "resolve")  # without a wait for its turn
         async with self.turn(wanted.id):
-            row = await self.require(account_id, wanted, "resolve")
+            standing = await self._standing(account_id, wanted, "resolve")
             live = self._live.get(wanted.id)
-            if live is None or not await self._still_good(live, row):
+            if live is None or not await self._still_good(live, standing.session):
                 await self._drop(wanted.id)
-                live, down = await self._bring_up(hive, wanted, recreate=recreate, join=join)
+                outage = await self._outages.of(hive) if standing.outage else None
+                live, down = await self._bring_up(hive, wanted, outage, recreate=recreate, join=join)
                 if live is None:
                     return self._computer(None, wanted, account_id, down=down)
                 self._live[wanted.id] = live
@@ -119,9 +120,10 @@ class Sessions:
         if (live := self.forget(session_id)) is not None:
             await live.end()
 
-    async def _bring_up(self, hive: Hive, wanted: Session, *, recreate: bool, join: bool) -> tuple[Live | None, str]:
+    async def _bring_up(
+        self, hive: Hive, wanted: Session, outage: Outage | None, *, recreate: bool, join: bool
+    ) -> tuple[Live | None, str]:
         """Bring a computer up; while none can be had try again for a minute, and then go on without."""
-        outage = await self._outages.of(hive)
         now = self.ledger.now()
         if outage is not None and outage.flipped_at and now - self._tried.get(hive.id, outage.flipped_at) < TRY_AGAIN:
             return None, outage.last_error
@@ -150,11 +152,14 @@ class Sessions:
 
     async def require(self, account_id: str, session: Session, act: str) -> Session | None:
         """Refuse whoever is not of the account that has the session now; return the session as it is on record."""
+        return (await self._standing(account_id, session, act)).session
+
+    async def _standing(self, account_id: str, session: Session, act: str) -> Standing:
         standing = await self.ledger.standing(session)
         row = standing.session
         if {account_id} != {standing.owner, session.account_id, row.account_id if row else account_id}:
             await self._deny(account_id, session, act)
-        return row
+        return standing
 
     async def _deny(self, account_id: str, session: Session, act: str) -> NoReturn:
         """Put on record that somebody asked for what is not theirs, and refuse it."""
