@@ -238,9 +238,10 @@ async def test_a_workspace_that_lost_everything_of_the_agent_s_is_never_silently
     await furnished(yard)
     await putting_away.stop(yard.sessions, yard.id())
     shutil.rmtree(yard.trees()[0].parent)
-    assert "/workspace/deep" not in await seen(await yard.resolve())
-    (repaired,) = await repairs(yard)
-    assert "everything since" in lost(repaired)
+    with pytest.raises(WorkspaceDamaged, match="could not be repaired") as refused:
+        await yard.resolve()
+    assert refused.value.hint is not None and "skep workspace health" in refused.value.hint
+    assert (await yard.session()).status == "error" and not inside(yard.hive.id)
 
 
 def lose(yard: Yard) -> None:

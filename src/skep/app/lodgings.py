@@ -199,7 +199,9 @@ class Lodgings:
         await self._apiary.bring_back(session.id, version=archive, shown=shown, labels=labels(session))
 
     async def destroy(self, session: Session) -> None:
-        await self.free(session)
+        with suppress(WorkspaceDamaged):  # what is left goes too
+            await self.free(session)
+        await asyncio.to_thread(self._apiary.workspaces.discard, session.id)
         with suppress(NotFound):
             await self._apiary.archive().delete(session.id)
 

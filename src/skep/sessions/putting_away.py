@@ -99,10 +99,13 @@ async def restore(sessions: Sessions, session_id: str) -> Session:
     """Bring the workspace of an archived session back, without starting its sandbox."""
     ledger, computers = sessions.ledger, sessions.computers
     async with sessions.turn(session_id):
+        _require_archived(await ledger.get(session_id))  # before it is taken from whoever runs it
         session = await _claimed(sessions, session_id)
-        if session.status != "archived" or session.archive is None:
+        try:
+            _require_archived(session)
+        except Conflict:
             await ledger.release(session)
-            raise Conflict(f"session {session_id} is {session.status}, not archived", hint="skep session list")
+            raise
         session = await ledger.change(session, "resuming", reason="somebody asked for its workspace back")
         try:
             if await computers.condition(session) != "ready":
@@ -115,6 +118,11 @@ async def restore(sessions: Sessions, session_id: str) -> Session:
             session, "stopped", reason="its workspace is back", unarchived_at=now, warned_at=None, host=ledger.host
         )
         return await ledger.release(session)
+
+
+def _require_archived(session: Session) -> None:
+    if session.status != "archived" or session.archive is None:
+        raise Conflict(f"session {session.id} is {session.status}, not archived", hint="skep session list")
 
 
 async def delete(

@@ -333,6 +333,21 @@ class Workspaces:
             await whole(workspace.close())
         await in_thread(self.sweep)
 
+    def discard(self, workspace_id: str) -> None:
+        """Do away with what is left of a workspace that may lack parts of itself; harmless if nothing is."""
+        if workspace_id in self.lost():
+            self.recover(workspace_id)
+        with explained(str(self.register.path(workspace_id))):
+            try:
+                holding = Holding.take(self.register.path(workspace_id))
+            except FileNotFoundError:
+                return
+            try:
+                self.register.remove(holding)
+            finally:
+                holding.close()
+        self.sweep()
+
     def sweep(self) -> Ids:
         """Remove what nobody needs: workspaces that were never finished, and trees; return their ids."""
         with explained(str(self.home)):
