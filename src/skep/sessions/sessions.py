@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NoReturn, TypeVar
 
@@ -108,7 +109,9 @@ class Sessions:
         if not await live.healthy():
             return False
         if not live.joined and self.ledger.now() - row.active_at > _NOTE_USE:
-            live.session = await self.ledger.note(live.session, active_at=self.ledger.now())
+            now = self.ledger.now()
+            await self.ledger.note(live.session, active_at=now)
+            live.session = replace(live.session, active_at=now)
         return True
 
     async def _wake(self, live: Live) -> None:
@@ -195,7 +198,8 @@ class Sessions:
         rooms = {**session.rooms, room: session.generation}
         if replaced:
             event = RoomReplaced(session=session.id, kind=kind, name=name)
-            live.session = await self.ledger.record(session, event, rooms=rooms)
+            await self.ledger.record(session, event, rooms=rooms)
         else:
-            live.session = await self.ledger.note(session, rooms=rooms)
+            await self.ledger.note(session, rooms=rooms)
+        live.session = replace(live.session, rooms=rooms)  # of which something else may have been noted meanwhile
         return replaced
