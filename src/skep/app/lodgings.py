@@ -65,16 +65,17 @@ class Lodgings:
         self._extras = extras or Extras()
         #: When a sandbox that has not got the extras was first found in the way.
         self._blocked_at: float | None = None
-        self._leaving: set[asyncio.Task[object]] = set()
+        #: What was begun because somebody asked for a workspace, by its id.
+        self._leaving: dict[str, asyncio.Future[object]] = {}
 
     def let_leave(self, leave: Leave) -> None:
         """Say what is done when another process of this host asks for a workspace that this one has."""
 
         async def act(workspace: Workspace, _: Mapping[str, Any]) -> dict[str, Any]:
             # Answered first: what asks is waited for when the workspace is let go.
-            task = asyncio.ensure_future(leave(workspace.id))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            if workspace.id not in self._leaving:
+                task = self._leaving[workspace.id] = asyncio.ensure_future(leave(workspace.id))
+                task.add_done_callback(lambda _: self._leaving.pop(workspace.id))
             return {}
 
         self._apiary.acts["leave"] = act

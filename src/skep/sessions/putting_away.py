@@ -202,11 +202,6 @@ def _changed(session_id: str) -> Changed:
 async def _claimed(sessions: Sessions, session_id: str) -> Session:
     """Claim a session that is on record; a process of this host that has it is asked to let it go."""
     session = await sessions.ledger.get(session_id)
-    claimed = await sessions.ledger.claim(session, reason="")
-    if claimed is None and session.host == sessions.ledger.host:
-        await sessions.computers.hand_over(session)
-    if claimed is None:
-        taken = await sessions.recovery.claim(session, join=False)
-        assert not isinstance(taken, Live)
-        claimed = taken
+    claimed = await sessions.recovery.claim(session, join=False)
+    assert not isinstance(claimed, Live)
     return claimed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -94,16 +94,22 @@ class Recovery:
         await self._ledger.release(await _as_recorded(session, recording))
 
     async def claim(self, wanted: Session, *, join: bool = True) -> Session | Live:
-        """Take a session for this controller, or join the one that has it; wait for one that is just taking it."""
+        """Take a session for this controller, or join the one that has it; wait for one that is just taking it.
+
+        Without `join` whoever has it on this host is asked to let it go.
+        """
         deadline = self._pace.clock() + self._pace.limit_s
         while True:
             session = await self._ledger.claim(wanted, reason=REASONS["make"])
             if session is not None:
                 return session
             there = await self._ledger.get(wanted.id)
-            here = there.status == "active" and there.host == self._ledger.host
-            if join and here and (live := await self._joined(there)) is not None:
+            here = there.host == self._ledger.host
+            if join and here and there.status == "active" and (live := await self._joined(there)) is not None:
                 return live
+            if here and not join:
+                with suppress(Unavailable):
+                    await self._computers.hand_over(there)
             if self._pace.clock() >= deadline:
                 raise Unavailable(
                     f"the session of {there.key} is run by another process, on {there.host}: {there.controller}",

@@ -105,6 +105,8 @@ class Sessions:
         if not live.joined and row.status not in ("active", "paused"):
             return False
         if row.status == "paused":
+            if live.joined:
+                return False  # whoever has it wakes it
             await self._wake(live)
         if not await live.healthy():
             return False
