@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -151,7 +150,7 @@ async def _repairs(program: Program) -> list[WorkspaceRepaired]:
 
 def _lose_all_trees(home: Path) -> None:
     for tree in (home / "trees").iterdir():
-        shutil.rmtree(tree)
+        erase(str(tree), tree.stat().st_ino)
 
 
 async def test_what_is_lost_is_brought_back_from_the_archive_and_the_loss_is_told(program: Program, home: Path) -> None:

@@ -233,6 +233,16 @@ def test_another_accounts_session_is_denied_and_that_is_on_record(garden: Cli, t
     assert session(garden)["status"] == "stopped"
 
 
+def test_a_hive_whose_sandbox_is_switched_off_gets_none_by_another_way(garden: Cli, tmp_path: Path) -> None:
+    garden("hive", "set", "garden", "sandbox_enabled=off")
+    tries = (("resolve", "garden"), ("collect", "garden"), ("attach", "garden", __file__), ("preview", "garden", "80"))
+    for words in tries:
+        ran = garden("session", *words)
+        assert (ran.returncode, "switched off" in ran.stderr) == (3, True)
+    garden("hive", "set", "garden", "sandbox_enabled=on")
+    assert garden("session", "resolve", "garden").returncode == 0
+
+
 def test_lists_are_narrowed(garden: Cli) -> None:
     garden("hive", "create", "orchard")
     garden("exec", "-H", "orchard", "--", "true")

@@ -38,6 +38,18 @@ async def test_a_holder_does_not_get_its_own_lease_twice(database: Database) -> 
     assert await leases.acquire("thing", holder="me", ttl_s=60) is None
 
 
+async def test_a_retired_lease_leaves_no_row_and_its_token_is_dead(database: Database) -> None:
+    leases = Leases(database)
+    lease = await leases.acquire("one", holder="me", ttl_s=60)
+    assert lease is not None
+    await leases.retire(lease)
+    await leases.retire(lease)
+    with pytest.raises(LeaseLost):
+        await leases.renew(lease, 60)
+    async with database.read() as connection:
+        assert (await connection.execute(select(lease_rows))).all() == []
+
+
 async def test_a_released_lease_is_free_at_once_and_its_token_is_dead(database: Database) -> None:
     leases = Leases(database)
     first = await leases.acquire("thing", holder="a", ttl_s=60)

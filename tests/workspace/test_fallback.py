@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from skep.errors import NotFound, WorkspaceBusy, WorkspaceDamaged
+from skep.sandbox.erase import erase
 from skep.workspace.fallback import step_back
 from skep.workspace.grounds import Layering
 from skep.workspace.workspaces import Workspaces
@@ -23,7 +22,8 @@ async def write(workspaces: Workspaces, command: str) -> str:
 
 def lose(workspaces: Workspaces, *trees: str) -> None:
     for tree_id in trees:
-        shutil.rmtree(workspaces.trees.folder / tree_id)
+        folder = workspaces.trees.folder / tree_id
+        erase(str(folder), folder.stat().st_ino)  # the kernel leaves folders there that even their owner may not read
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -100,7 +99,7 @@ def preview(
 
         links = Links.open(counter.program.paths.home / "keys" / "links.key")
         async with (
-            _computer(counter, account) as computer,
+            counter.computer(account) as computer,
             computer.sandbox("preview") as sandbox,
             serving(sandbox, links, counter.id, port, ttl_s=ttl) as shown,
         ):
@@ -182,17 +181,11 @@ def _delivery(counter: Counter) -> Delivery:
     return Delivery(counter.program, counter.residence.session, actor=actor())
 
 
-@asynccontextmanager
-async def _computer(counter: Counter, account: str) -> AsyncIterator[Computer]:
-    async with counter.sessions() as sessions:
-        yield await sessions.open(counter.hive, counter.residence.session, account_id=account)
-
-
 def _with_computer(
     session: str, account: str, thread: str, act: str, work: Callable[[Delivery, Any], Awaitable[T]]
 ) -> T:
     async def open_and_work(counter: Counter) -> T:
-        async with _computer(counter, account) as computer:
+        async with counter.computer(account) as computer:
             return await work(_delivery(counter), computer)
 
     return with_session(session, account, thread, act, open_and_work)

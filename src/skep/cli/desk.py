@@ -7,7 +7,7 @@ import logging
 import os
 import pwd
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skep.config import Settings
     from skep.sandbox.sandbox import Sandbox
     from skep.sandbox.stack import Mount
+    from skep.sessions.computer import Computer
     from skep.sessions.ledger import Ledger
     from skep.sessions.reaper import Round
     from skep.sessions.session import Session
@@ -265,37 +266,45 @@ class Desk:
 
     async def begin_session(self) -> None:
         """Take note, before it happens, that a workspace is made where one was deleted; what is deleted is swept."""
-        async with self._claimed() as (ledger, session):
-            if session is not None and session.status == "destroyed":
+        from skep.sessions.ledger import Roll
+
+        row = await Roll(self.program.database).find(self.id)
+        if row is None or row.status != "destroyed":
+            return
+        async with self._claimed(row) as (ledger, session):
+            if session is not None:
                 await ledger.change(session, "creating", reason=f"{actor()} makes its workspace anew")
 
     async def close_session(self, archive: str | None) -> None:
         """Take note that the workspace of a session was removed, after it was archived or for good."""
-        async with self._claimed() as (ledger, session):
-            if session is None or session.status == "destroyed":
-                return
-            from skep.sessions.session import RUNNING
+        from skep.sessions.ledger import Roll
+        from skep.sessions.session import RUNNING
 
-            reason = f"{actor()} removed its workspace"
+        row, reason = await Roll(self.program.database).find(self.id), f"{actor()} removed its workspace"
+        if row is None or row.status in ("destroyed", "archived"):
+            return
+        async with self._claimed(row) as (ledger, session):
+            if session is None:
+                return
             if archive is None:
                 await ledger.change(session, "destroyed", reason=reason, archive=None, rooms={}, generation=0)
-            elif session.status != "archived":
-                running = session.status in RUNNING
-                at_rest = await ledger.change(session, "stopped", reason=reason) if running else session
-                await ledger.change(at_rest, "archived", reason=reason, archive=archive)
+                return
+            running = session.status in RUNNING
+            at_rest = await ledger.change(session, "stopped", reason=reason) if running else session
+            await ledger.change(at_rest, "archived", reason=reason, archive=archive)
 
     @asynccontextmanager
-    async def _claimed(self) -> AsyncIterator[tuple[Ledger, Session | None]]:
-        """Have the session of the workspace, if there is one that no other process has."""
+    async def _claimed(self, row: Session) -> AsyncIterator[tuple[Ledger, Session | None]]:
+        """Have a session, if no other process has it."""
         from skep.app.reception import open_sessions
-        from skep.sessions.ledger import Roll
 
-        row = await Roll(self.program.database).find(self.id)
         async with open_sessions(self.program) as sessions:
-            session = None if row is None else await sessions.ledger.claim(row, reason="")
-            yield sessions.ledger, session
-            if session is not None:
-                await sessions.ledger.release(await sessions.ledger.get(self.id))
+            session = await sessions.ledger.claim(row, reason="")
+            try:
+                yield sessions.ledger, session
+            finally:
+                if session is not None:
+                    await sessions.ledger.release(await sessions.ledger.get(self.id))
 
 
 def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitable[T]]) -> T:
@@ -330,14 +339,21 @@ class Counter:
 
         return await Roll(self.program.database).get(self.id)
 
-    def sessions(self) -> AbstractAsyncContextManager[Sessions]:
-        return opened_sessions(self.program, self.environment)
+    @asynccontextmanager
+    async def computer(self, account: str, *, recreate: bool = False) -> AsyncIterator[Computer]:
+        """Use the computer of the session, if the hive may have one."""
+        from skep.app.computer import require_sandbox
 
-    async def act(self, act: Callable[[Sessions, str], Awaitable[Session]]) -> Session:
-        """Do something with the session, which has to be on record."""
+        hive, wanted = self.hive, self.residence.session
+        require_sandbox(await self.program.rollouts.in_effect(hive.flags, hive.account_id), hive.name)
+        async with opened_sessions(self.program, self.environment) as sessions:
+            yield await sessions.open(hive, wanted, account_id=account, recreate=recreate)
+
+    async def act(self, act: Callable[[Sessions, str], Awaitable[Session]]) -> tuple[Session, str]:
+        """Do something with the session, which has to be on record; return it as it is then, with its hive's name."""
         await self.row()
-        async with self.sessions() as sessions:
-            return await act(sessions, self.id)
+        async with opened_sessions(self.program, self.environment) as sessions:
+            return await act(sessions, self.id), self.hive.name
 
     async def last_seq(self) -> int:
         from skep.state.chain import total

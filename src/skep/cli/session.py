@@ -259,23 +259,22 @@ def resolve(
 ) -> None:
     """Bring the computer of a thread up and see that it answers. It ends with this command; its workspace stays."""
 
-    async def work(counter: Counter) -> tuple[Session, list[Recorded], str | None]:
+    async def work(counter: Counter) -> tuple[dict[str, object], list[Recorded], str | None]:
         before = await counter.last_seq()
-        async with counter.sessions() as sessions:
-            computer = await sessions.open(
-                counter.hive, counter.residence.session, account_id=account, recreate=recreate
-            )
+        async with counter.computer(account, recreate=recreate) as computer:
             row = await counter.row() if computer.down is None else counter.residence.session
-            return row, await counter.recorded(types=_DEEDS, after=before), computer.down
+            deeds = await counter.recorded(types=_DEEDS, after=before)
+            return as_data(row, counter.hive.name), deeds, computer.down
 
     found, deeds, down = with_session(session, account, thread, "resolve", work)
     if as_json:
         did = [one.event.model_dump(mode="json") for one in deeds]
-        print_json({**as_data(found, ""), "did": did, "down": down})
+        print_json({**found, "did": did, "down": down})
         return
     for line in map(_deed, deeds):
         print_line(line)
-    print_line(f"no sandbox can be had for now: {down}" if down else f"{found.id} is {found.status}, and answers")
+    well = f"{found['id']} is {found['status']}, and answers"
+    print_line(f"no sandbox can be had for now: {down}" if down else well)
 
 
 def _deed(recorded: Recorded) -> str:
@@ -349,15 +348,15 @@ def _act(
     account: str,
     thread: str,
     name: str,
-    act: Callable[[Counter], Awaitable[Session]],
+    act: Callable[[Counter], Awaitable[tuple[Session, str]]],
     *,
     as_json: bool,
 ) -> None:
-    found = with_session(session, account, thread, name, act)
+    found, hive = with_session(session, account, thread, name, act)
     if as_json:
-        print_json(as_data(found, ""))
+        print_json(as_data(found, hive))
     else:
-        print_line(f"{found.id} is {found.status}" + (f" as {found.archive}" if found.archive else ""))
+        print_line(f"{found.id} is {found.status}" + (f" as {found.archive}" if found.status == "archived" else ""))
 
 
 @app.command(epilog=examples("skep session sweep  # as a server does every few seconds", "skep session sweep --json"))

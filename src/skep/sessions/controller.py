@@ -105,7 +105,7 @@ class Controller:
         """Say that this process runs nothing any more."""
         self._beating.cancel()
         await asyncio.wait([self._beating])
-        await self._leases.release(self.lease)
+        await self._leases.retire(self.lease)  # no other process will have this name
 
     async def _beat(self) -> None:
         while True:

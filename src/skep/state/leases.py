@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Double, cast, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Double, cast, delete, func, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import InvalidRequest, LeaseLost
@@ -36,7 +36,7 @@ class Leases:
     """The leases kept in a database, judged by its clock alone.
 
     A clock that steps, or a holder that sleeps, can make two holders believe in the same lease. What keeps
-    them apart is `guard`: of two tokens only the larger one passes. Rows stay for ever, so no token returns.
+    them apart is `guard`: of two tokens only the larger one passes. Rows stay, so no token returns; but see `retire`.
     """
 
     def __init__(self, database: Database, *, now: Callable[[], ColumnElement[float]] | None = None) -> None:
@@ -78,6 +78,11 @@ class Leases:
         """Give the lease back, so that others need not wait for it to expire; harmless if it is lost."""
         async with self._database.write() as connection:
             await connection.execute(update(leases).where(*_is(lease)).values(holder=None))
+
+    async def retire(self, lease: Lease) -> None:
+        """Give back a lease on a name that nobody will use again, and forget the name; harmless if it is lost."""
+        async with self._database.write() as connection:
+            await connection.execute(delete(leases).where(*_is(lease)))
 
     async def guard(self, connection: AsyncConnection, lease: Lease) -> None:
         """Raise LeaseLost unless nobody has taken the lease since; until the transaction ends nobody can.
