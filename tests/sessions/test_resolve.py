@@ -51,7 +51,13 @@ async def test_threads_that_have_a_computer_each_see_nothing_of_each_other(yard:
 
 async def test_a_key_that_is_hostile_touches_nothing_but_its_own_computer(yard: Yard) -> None:
     before = {path.name for path in yard.home.parent.iterdir()}
-    for key in ("api:../../escape", "api:; rm -rf /", "api:%00/etc", "api:'; DROP TABLE skep_sessions; --", "api:\u0430"):
+    for key in (
+        "api:../../escape",
+        "api:; rm -rf /",
+        "api:%00/etc",
+        "api:'; DROP TABLE skep_sessions; --",
+        "api:\u0430",
+    ):
         assert (await (await yard.resolve(key)).run("true")).ok
     assert len(await yard.ledger.list()) == 5
     assert {path.name for path in yard.home.parent.iterdir()} == before
