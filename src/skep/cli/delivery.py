@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, Counter, Thread, actor, with_session
+from skep.cli.counter import Counter, with_session
+from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, Thread, actor
 from skep.cli.session import SessionReference
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 from skep.cli.workspace import spell_size

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skep.cli.counter import with_session
 from skep.cli.desk import (
     DEFAULT_ACCOUNT,
     DEFAULT_THREAD,
@@ -20,7 +21,6 @@ from skep.cli.desk import (
     complete_workspace,
     confirm,
     with_program,
-    with_session,
 )
 from skep.cli.terminal import AsJson, examples, print_cells, print_fields, print_json, print_line, print_table
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from skep.app.program import Program
-    from skep.cli.desk import Counter
+    from skep.cli.counter import Counter
     from skep.sessions.reaper import Round
     from skep.sessions.session import Session
     from skep.state.events import Recorded
@@ -362,7 +362,7 @@ def _act(
 @app.command(epilog=examples("skep session sweep  # as a server does every few seconds", "skep session sweep --json"))
 def sweep(as_json: AsJson = False) -> None:
     """Put away what nobody uses, by each hive's settings, and clean up after processes that died."""
-    from skep.cli.desk import sweep_sessions
+    from skep.cli.counter import sweep_sessions
 
     did: Round | None = sweep_sessions()
     if as_json:
