@@ -63,6 +63,8 @@ class Lodgings:
         self._tell = tell
         self._on_made = on_made
         self._extras = extras or Extras()
+        #: By hive. Nothing changes of what they are made of.
+        self._households: dict[str, Household] = {}
         #: When a sandbox that has not got the extras was first found in the way.
         self._blocked_at: float | None = None
         #: What was begun because somebody asked for a workspace, by its id.
@@ -108,8 +110,11 @@ class Lodgings:
             await self._on_made(session, made)
 
     async def _shown(self, session: Session) -> tuple[Mount, ...]:
-        hive = await self._find_hive(session)
-        household = Household(self._apiary.home, hive.id, hive.account_id, hive.name)
+        household = self._households.get(session.hive_id)
+        if household is None:
+            hive = await self._find_hive(session)
+            household = Household(self._apiary.home, hive.id, hive.account_id, hive.name)
+            self._households[hive.id] = household
         await asyncio.to_thread(household.settle)
         return household.mounts()
 
