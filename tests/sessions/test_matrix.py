@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.sessions.yard import Yard, inside, open_yard, prepare_hive, seen, signal_inside
+from tests.sessions.yard import Yard, inside, open_yard, prepare_hive, remove, seen, signal_inside
 
 from skep.errors import SandboxLost, WorkspaceDamaged
 from skep.sandbox.sandbox import Sandbox
@@ -215,7 +214,7 @@ async def test_a_shell_that_is_gone_is_replaced_and_nobody_claims_that_its_varia
 async def test_a_workspace_that_lost_its_folder_is_put_together_again_without_a_loss(yard: Yard) -> None:
     before = await furnished(yard)
     await putting_away.stop(yard.sessions, yard.id())
-    shutil.rmtree(yard.workspace())
+    remove(yard.workspace())
     assert await seen(await yard.resolve()) == before
     (repaired,) = await repairs(yard)
     assert repaired.done and not lost(repaired)
@@ -226,7 +225,7 @@ async def test_a_workspace_that_lost_files_returns_to_its_last_good_state_and_sa
     await yard.apiary.workspaces.checkpoint(yard.id(), "good")
     await (await yard.resolve()).run("echo later > later")
     await putting_away.stop(yard.sessions, yard.id())
-    shutil.rmtree(yard.trees()[0].parent)
+    remove(yard.trees()[0].parent)
     after = await seen(await yard.resolve())
     assert after == before and "/workspace/later" not in after
     (repaired,) = await repairs(yard)
@@ -237,7 +236,7 @@ async def test_a_workspace_that_lost_files_returns_to_its_last_good_state_and_sa
 async def test_a_workspace_that_lost_everything_of_the_agent_s_is_never_silently_empty(yard: Yard) -> None:
     await furnished(yard)
     await putting_away.stop(yard.sessions, yard.id())
-    shutil.rmtree(yard.trees()[0].parent)
+    remove(yard.trees()[0].parent)
     with pytest.raises(WorkspaceDamaged, match="could not be repaired") as refused:
         await yard.resolve()
     assert refused.value.hint is not None and "skep workspace health" in refused.value.hint
@@ -247,8 +246,8 @@ async def test_a_workspace_that_lost_everything_of_the_agent_s_is_never_silently
 def lose(yard: Yard) -> None:
     """Remove a workspace with all that could tell what was in it."""
     for tree in yard.trees():
-        shutil.rmtree(tree.parent)
-    shutil.rmtree(yard.workspace())
+        remove(tree.parent)
+    remove(yard.workspace())
 
 
 async def refused(yard: Yard) -> WorkspaceDamaged:

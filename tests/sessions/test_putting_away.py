@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.sessions.yard import THREAD, Yard, inside, open_yard, prepare_hive, seen, signal_inside
+from tests.sessions.yard import THREAD, Yard, inside, open_yard, prepare_hive, remove, seen, signal_inside
 
 from skep.errors import Conflict, NotFound, SandboxLost, SkepError
 from skep.sessions import putting_away
@@ -177,11 +176,11 @@ async def test_no_damage_keeps_a_session_from_being_deleted(yard: Yard, fault: s
     trees = yard.trees()
     if fault in ("trees", "everything"):
         for tree in trees:
-            shutil.rmtree(tree.parent)
+            remove(tree.parent)
     if fault == "manifest":
         (yard.workspace() / "workspace.json").write_text("{")
     if fault in ("folder", "everything"):
-        shutil.rmtree(yard.workspace())
+        remove(yard.workspace())
     assert (await putting_away.delete(yard.sessions, yard.id())).status == "destroyed"
     assert "/workspace/work" not in await seen(await yard.resolve())
     assert await run(yard, "echo new > work; cat work") == "new\n"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.sessions.yard import ACCOUNT, Yard, inside, open_yard, prepare_hive, seen, signal_inside
+from tests.sessions.yard import ACCOUNT, Yard, inside, open_yard, prepare_hive, remove, seen, signal_inside
 
 from skep.errors import Conflict, SandboxLost, WorkspaceBusy, WorkspaceDamaged
 from skep.sessions import putting_away
@@ -130,8 +129,8 @@ async def test_work_is_not_tried_again_when_the_computer_does_not_come_back(yard
     async def work(computer: Computer) -> None:
         tries.append(computer)
         for tree in yard.trees("cli:x"):
-            shutil.rmtree(tree.parent)
-        shutil.rmtree(yard.workspace("cli:x"))
+            remove(tree.parent)
+        remove(yard.workspace("cli:x"))
         signal_inside(yard.hive.id, signal.SIGKILL)
         await computer.run("sleep 60")
 

@@ -16,6 +16,7 @@ from tests.workspace.conftest import make_snapshot
 from skep.app.apiary import Apiary
 from skep.app.lodgings import Lodgings
 from skep.config import Paths, Settings
+from skep.sandbox.erase import erase
 from skep.sandbox.sandbox import Sandbox
 from skep.sessions import putting_away
 from skep.sessions.computer import Computer
@@ -179,6 +180,11 @@ async def print_of(sandbox: Sandbox) -> dict[str, object]:
 async def seen(computer: Computer) -> dict[str, object]:
     async with computer.sandbox() as sandbox:
         return await print_of(sandbox)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, also with what the kernel lets not even its owner read."""
+    erase(str(folder), folder.stat().st_ino)
 
 
 def inside(hive_id: str) -> set[str]:
