@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from tests.sessions.conftest import Clock
 from tests.sessions.yard import ACCOUNT, Yard, inside, open_yard, prepare_hive, seen
 
@@ -26,6 +27,7 @@ from skep.sessions.reaper import Reaper, Round
 from skep.state.events import SessionChanged, SessionWarned
 from skep.state.hives import Hives
 from skep.state.leases import Leases
+from skep.state.schema import sessions
 
 ROOT = Path(__file__).parents[2]
 
@@ -376,6 +378,20 @@ async def dying(host: Host, clock: Clock) -> AsyncIterator[Ledger]:
     controller = await Controller.start(Leases(host.yard.database), host.yard.ledger.host)
     yield Ledger(host.yard.database, host.yard.log, controller, now=clock)
     await controller.stop()
+
+
+async def test_a_computer_whose_session_another_process_took_over_is_let_go_of(host: Host, clock: Clock) -> None:
+    await (await host.yard.resolve()).run("echo text >note")
+    async with dying(host, clock) as other:
+        async with host.yard.database.write() as connection:  # as if this process had seemed dead
+            taken = {"token": sessions.c.token + 1, "controller": other.controller}
+            await connection.execute(update(sessions).values(taken))
+        assert inside(host.yard.hive.id)
+        before = await host.yard.session()
+        assert await host.does() == "drop"
+        assert not inside(host.yard.hive.id)
+        assert await host.yard.session() == before
+    assert (await (await host.yard.resolve()).run("cat note")).text == "text\n"
 
 
 @pytest.mark.parametrize("about", ["deleting", "archiving"])

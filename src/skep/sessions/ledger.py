@@ -57,6 +57,13 @@ class Roll:
             row = (await connection.execute(select(sessions).where(sessions.c.id == session_id))).one_or_none()
         return None if row is None else _session(row._mapping)
 
+    async def overtaken(self, held: Sequence[Session]) -> set[str]:
+        """Return the ids of those sessions that somebody else has claimed since."""
+        statement = select(sessions.c.id, sessions.c.token).where(sessions.c.id.in_([one.id for one in held]))
+        async with self._database.read() as connection:
+            tokens = {row.id: row.token for row in (await connection.execute(statement)).all()}
+        return {one.id for one in held if tokens.get(one.id) != one.token}
+
     async def get(self, session_id: str) -> Session:
         found = await self.find(session_id)
         if found is None:

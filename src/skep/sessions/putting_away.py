@@ -69,6 +69,17 @@ async def leave(sessions: Sessions, session_id: str, *, still: Still) -> None:
         await live.end()
 
 
+async def drop(sessions: Sessions, live: Live) -> bool:
+    """End a computer whose session is another process's by now, without a word about it; say whether it was there."""
+    session_id = live.session.id
+    async with sessions.turn(session_id):
+        if sessions.live(session_id) is not live:
+            return False
+        sessions.forget(session_id)
+        await live.end()
+    return True
+
+
 async def archive(
     sessions: Sessions, session_id: str, *, reason: str = "somebody asked for it", still: Still | None = None
 ) -> Session:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from skep.state.leases import Lease, Leases
     from skep.state.upkeep import Upkeep
 
-Act = Due | Literal["finish", "leave"]
+Act = Due | Literal["finish", "leave", "drop"]
 
 _NAME = "reaper"
 _TTL_S = 60.0
@@ -76,11 +76,12 @@ class Reaper:
         A process sees only of its own computers whether they are busy, so each looks after its own; what is left by
         processes that died, and what does not run, is anybody's.
         """
+        did = Round()
+        await self._drop_overtaken(did)
         name = f"{_NAME}:{self._ledger.host}"
         lease = await self._leases.acquire(name, holder=self._ledger.holder, ttl_s=_TTL_S)
         if lease is None:
-            return None
-        did = Round()
+            return did if did.done else None
         try:
             await self._work(lease, did)
         except LeaseLost:
@@ -88,6 +89,14 @@ class Reaper:
         finally:
             await self._leases.release(lease)
         return did
+
+    async def _drop_overtaken(self, did: Round) -> None:
+        """End computers whose sessions another process took over, while this one slept: it waits for the workspace."""
+        running = self._sessions.running()
+        overtaken = await self._ledger.overtaken([live.session for live in running]) if running else set()
+        for live in running:
+            if live.session.id in overtaken and await putting_away.drop(self._sessions, live):
+                did.done[live.session.id] = "drop"
 
     async def _work(self, lease: Lease, did: Round) -> None:
         hives = {hive.id: hive for hive in await self._hives.list(deleted=True)}
