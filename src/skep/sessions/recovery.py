@@ -133,7 +133,12 @@ class Recovery:
         except (Unavailable, NotFound):
             await ending.aclose()
             return None  # it has gone, or let it go, this very moment
-        return Live(session, sandbox, None, ending, self._ledger.now)
+        try:
+            # Another process may have taken it over in between; the one that was joined waits for its guests.
+            return Live(await self._ledger.get(session.id), sandbox, None, ending, self._ledger.now)
+        except BaseException:
+            await ending.aclose()
+            raise
 
     async def _decide(self, session: Session, *, may_recreate: bool) -> tuple[Step, Record]:
         """Choose the step after which there is a workspace to start a sandbox over, and how to put it on record."""
