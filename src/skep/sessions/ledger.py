@@ -194,6 +194,12 @@ class Ledger(Roll):
         """Give a session back, so that any controller may claim it at once."""
         return await self.note(session, controller=None)
 
+    async def abandon(self, session_id: str) -> None:
+        """Give a session back of which it is not known whether this controller has it, or how it is by now."""
+        mine = (sessions.c.id == session_id, sessions.c.controller == self._controller.name)
+        async with self._database.write() as connection:
+            await connection.execute(update(sessions).where(*mine).values(controller=None))
+
     async def record(self, session: Session, event: Event, **changes: Any) -> Session:
         """Record something else that happened to a claimed session, and what is known of it since."""
         after = replace(session, **changes)

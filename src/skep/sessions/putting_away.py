@@ -33,7 +33,7 @@ class Act(Protocol):
 
 async def pause(sessions: Sessions, session_id: str) -> Session:
     """Halt everything in a computer of this process until it is resolved again."""
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         live = sessions.live(session_id)
         if live is None or live.joined:
             raise NotFound(f"session {session_id} does not run in this process", hint="resolve it here first")
@@ -54,14 +54,14 @@ async def stop(
 
     With `patient`, other processes that have joined the sandbox of this one are waited for.
     """
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         session = await _stopped(sessions, session_id, reason, patient=patient, still=still)
         return await sessions.ledger.release(session)
 
 
 async def leave(sessions: Sessions, session_id: str, *, still: Still) -> None:
     """Leave the computer of another process that this one has joined, unless it is used by now."""
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         live = sessions.live(session_id)
         if live is None or not live.joined or not await _retired(live, still):
             raise _changed(session_id)
@@ -72,7 +72,7 @@ async def leave(sessions: Sessions, session_id: str, *, still: Still) -> None:
 async def drop(sessions: Sessions, live: Live) -> bool:
     """End a computer whose session is another process's by now, without a word about it; say whether it was there."""
     session_id = live.session.id
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         if sessions.live(session_id) is not live:
             return False
         sessions.forget(session_id)
@@ -85,7 +85,7 @@ async def archive(
 ) -> Session:
     """Save the workspace of a session and free its folder. At every moment it is in one of the two, and known to be."""
     ledger, computers = sessions.ledger, sessions.computers
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         session = await _stopped(sessions, session_id, reason, still=still)
         if session.status == "archived":
             await computers.free(session)  # whoever archived it may not have come to the end
@@ -109,7 +109,7 @@ async def archive(
 async def restore(sessions: Sessions, session_id: str) -> Session:
     """Bring the workspace of an archived session back, without starting its sandbox."""
     ledger, computers = sessions.ledger, sessions.computers
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         _require_archived(await ledger.get(session_id))  # before it is taken from whoever runs it
         session = await _claimed(sessions, session_id)
         try:
@@ -143,7 +143,7 @@ async def delete(
 
     It counts as deleted before anything is removed: a crash in between leaves rubbish, and never half a workspace.
     """
-    async with sessions.turn(session_id):
+    async with sessions.acting(session_id):
         session = await _stopped(sessions, session_id, reason, still=still)
         if session.status != "destroyed":
             session = await sessions.ledger.change(session, "destroyed", reason=reason)

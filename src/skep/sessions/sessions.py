@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NoReturn, TypeVar
@@ -57,7 +58,7 @@ class Sessions:
         """
         if account_id != wanted.account_id:
             await self._deny(account_id, wanted, "resolve")  # without a wait for its turn
-        async with self.turn(wanted.id):
+        async with self.acting(wanted.id):
             standing = await self._standing(account_id, wanted, "resolve")
             live = self._live.get(wanted.id)
             if live is None or not await self._still_good(live, standing.session):
@@ -66,7 +67,6 @@ class Sessions:
                 live, down = await self._bring_up(hive, wanted, outage, recreate=recreate, join=join)
                 if live is None:
                     return self._computer(None, wanted, account_id, down=down)
-                self._live[wanted.id] = live
             return self._computer(live, live.session, account_id)
 
     async def attempt(self, hive: Hive, thread: str, work: Callable[[Computer], Awaitable[T]], *, account_id: str) -> T:
@@ -87,6 +87,19 @@ class Sessions:
     def turn(self, session_id: str) -> asyncio.Lock:
         """Return the lock under which this process changes anything about a session."""
         return self._turns.setdefault(session_id, asyncio.Lock())
+
+    @asynccontextmanager
+    async def acting(self, session_id: str) -> AsyncIterator[None]:
+        """Have the turn of a session. What is broken off leaves it to others, unless its computer runs on here."""
+        async with self.turn(session_id):
+            try:
+                yield
+            except BaseException:
+                live = self._live.get(session_id)
+                if live is None or live.joined:
+                    with suppress(Unavailable):  # then it is free when this process ends
+                        await asyncio.shield(self.ledger.abandon(session_id))
+                raise
 
     def live(self, session_id: str) -> Live | None:
         """Return the computer of a session if it runs in this process."""
@@ -151,6 +164,7 @@ class Sessions:
             if outage is None or outage.flipped_at is None:
                 raise
             return None, error.message
+        self._live[wanted.id] = live
         if outage is not None:
             await self._outages.over(hive)
         return live, ""
