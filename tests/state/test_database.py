@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from skep.errors import (
 )
 from skep.state.database import Database, migrate, status
 from skep.state.failures import translated
+from skep.state.leases import Leases
 from skep.state.location import Location
 from skep.state.revision import HEAD
 
@@ -467,3 +469,21 @@ def test_an_error_of_no_known_kind_passes_as_it_is() -> None:
     error = sqlite3.OperationalError("near SELEKT")
     with pytest.raises(sqlite3.OperationalError, match="SELEKT"), translated("here"):
         raise error
+
+
+async def test_a_write_that_is_cancelled_at_any_moment_leaves_the_database_to_others(database_url: str) -> None:
+    chance = random.Random(2026)
+    one, other = await Database.open(database_url), await Database.open(database_url)
+    kept: list[asyncio.Task[object]] = []  # with all that the last steps of each have in hand
+    try:
+        for number in range(150):
+            lease = Leases(one).acquire(f"one-{number}", holder="one", ttl_s=60)
+            kept.append(asyncio.ensure_future(lease))
+            await asyncio.sleep(chance.uniform(0, 0.004))
+            kept[-1].cancel()
+            await asyncio.wait(kept)
+            async with asyncio.timeout(4):
+                assert await Leases(other).acquire(f"other-{number}", holder="other", ttl_s=60) is not None
+    finally:
+        await one.close()
+        await other.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def sqlite_engine(location: Location, *, writes: bool) -> AsyncEngine:
         for pragma in pragmas:
             cursor.execute(pragma)
         cursor.close()
+
+    @event.listens_for(engine.sync_engine, "invalidate")
+    def _roll_back(connection: Any, _record: object, _error: object) -> None:
+        # A cancelled caller leaves a statement half read: SQLite would keep the transaction, and its lock, until the
+        # last of those is collected.
+        with suppress(asyncio.CancelledError, sqlite3.Error):
+            connection.rollback()
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Connection) -> None:
