@@ -6,6 +6,7 @@ These folders lie on the host, apart from the workspace. A sandbox shows them; o
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def _write_new(file: Path, text: str) -> None:
     """Write a file unless it is there. It appears with its whole text."""
     if file.exists():
         return
-    draft = file.with_name(f"{file.name}.{os.getpid()}.part")
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
     draft.write_text(text)
     with suppress(FileExistsError):  # another process was faster
         os.link(draft, file)
