@@ -6,6 +6,7 @@ from collections.abc import Generator
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from skep.errors import InvalidRequest
 from skep.sandbox.blocking import BlockingSandbox
 from skep.sandbox.recipe import Recipe
 
@@ -20,7 +21,15 @@ class Starts(Protocol):
 
 
 #: The module of each mechanism, found by name: the contract does not know who implements it.
-_MECHANISMS = {"bubblewrap": "skep.sandbox.bubblewrap"}
+MECHANISMS = {
+    "bubblewrap": "skep.sandbox.bubblewrap",
+    "docker": "skep.sandbox.docker",
+    "gvisor": "skep.sandbox.gvisor",
+    "local": "skep.sandbox.local",
+    "disabled": "skep.sandbox.disabled",
+    "e2b": "skep.sandbox.e2b",
+    "daytona": "skep.sandbox.daytona",
+}
 
 
 class Creation:
@@ -51,5 +60,9 @@ class Creation:
             self._blocking.stop()
 
     async def _start(self) -> Sandbox:
-        mechanism = cast(Starts, import_module(_MECHANISMS["bubblewrap"]))
-        return await mechanism.start(self._recipe)
+        name = self._recipe.mechanism
+        if name not in MECHANISMS:
+            raise InvalidRequest(
+                f"there is no sandbox mechanism {name[:60]!r}", hint=f"use one of {', '.join(MECHANISMS)}"
+            )
+        return await cast(Starts, import_module(MECHANISMS[name])).start(self._recipe)

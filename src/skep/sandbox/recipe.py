@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from skep.sandbox.egress.network import Network
 from skep.sandbox.limits import Limits
@@ -28,3 +29,9 @@ class Recipe:
     mounts: tuple[Mount, ...] = ()
     #: What may be reached; None for no network at all.
     network: Network | None = None
+    #: What isolates it.
+    mechanism: str = "bubblewrap"
+    #: Whose it is: `account`, `session` and what else the caller says. Others may see it.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: What only the mechanism understands, such as the name of an image.
+    options: Mapping[str, Any] = field(default_factory=dict)

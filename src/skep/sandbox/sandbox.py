@@ -212,7 +212,7 @@ class Sandbox(abc.ABC):
     files: Files
 
     @staticmethod
-    def create(
+    def create(  # noqa: PLR0913 - each is a thing that callers name
         folder: str | os.PathLike[str] | None = None,
         *,
         limits: Limits | None = None,
@@ -222,6 +222,9 @@ class Sandbox(abc.ABC):
         stack: Stack | None = None,
         mounts: Sequence[Mount] = (),
         network: Network | None = None,
+        mechanism: str = "bubblewrap",
+        labels: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Creation:
         """Make a sandbox, for `async with`, `with` or `await`.
 
@@ -229,7 +232,8 @@ class Sandbox(abc.ABC):
         more of the host: its path there to the path inside. `adopt` hands the files of a folder that is not empty
         over to the sandbox's own user, which is needed once when Skep runs as root. `stack` is a workspace in layers,
         instead of a folder; `mounts` are more folders, also below /workspace. `network` says what may be reached;
-        without it nothing can.
+        without it nothing can. `mechanism` is what isolates it, `options` are that one's own, and `labels` say whose
+        it is, for mechanisms whose sandboxes others can list.
         """
         from skep.sandbox.creation import Creation
         from skep.sandbox.recipe import Recipe
@@ -245,6 +249,9 @@ class Sandbox(abc.ABC):
             stack=stack,
             mounts=tuple(mounts),
             network=network,
+            mechanism=mechanism,
+            labels=labels or {},
+            options=options or {},
         )
         return Creation(recipe)
 

@@ -11,7 +11,7 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in ("commands", "jobs", "lifecycle", "promise", "shells", "terminals", "tree"))
 )
 
-from skep.testing.promise import MakeSandbox  # noqa: E402
+from skep.testing.promise import Gap, MakeSandbox  # noqa: E402
 from skep.testing.sandbox import SandboxContract  # noqa: E402
 
-__all__ = ["MakeSandbox", "SandboxContract"]
+__all__ = ["Gap", "MakeSandbox", "SandboxContract"]

@@ -9,7 +9,10 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import pytest
 
 from skep.sandbox.limits import Limits
 from skep.sandbox.sandbox import Sandbox
@@ -25,16 +28,30 @@ class MakeSandbox(Protocol):
     def __call__(self, *, limits: Limits | None = None) -> Awaitable[Sandbox]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A promise that a mechanism does not keep, and why. It is tried all the same, unless trying does harm or hangs."""
+
+    why: str
+    tried: bool = True
+
+
 def promise(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Turn a promise into a test that pytest can run.
 
     It is called with a fresh `sandbox`, stopped afterwards, or with `make_sandbox` itself if that is what it names.
+    Where the suite lists it in `gaps`, by its name or as `name[case]`, it has to fail: a list with more than the truth
+    is as false as one with less.
     """
     parameters = dict(inspect.signature(test).parameters)
     wants_one = parameters.pop("sandbox", None) is not None
 
     def run(self: object, make_sandbox: MakeSandbox, **others: object) -> None:
-        asyncio.run(_kept(test, self, make_sandbox, wants_one, others))
+        gap = _gap(self, test.__name__, others)
+        if gap is None:
+            asyncio.run(_kept(test, self, make_sandbox, wants_one, others))
+        else:
+            _broken(gap, lambda: asyncio.run(_kept(test, self, make_sandbox, wants_one, others)))
 
     factory = inspect.Parameter("make_sandbox", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameters.pop("self"), factory]
@@ -44,6 +61,22 @@ def promise(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     run.__name__, run.__qualname__ = test.__name__, test.__qualname__
     run.__doc__, run.__module__ = test.__doc__, test.__module__
     return run
+
+
+def _gap(suite: object, name: str, others: dict[str, object]) -> Gap | None:
+    gaps: dict[str, Gap] = getattr(suite, "gaps", {})
+    cases = [f"{name}[{value}]" for value in others.values()]
+    return next((gaps[key] for key in (*cases, name) if key in gaps), None)
+
+
+def _broken(gap: Gap, attempt: Callable[[], None]) -> None:
+    if not gap.tried:
+        pytest.skip(f"a gap, not tried: {gap.why}")
+    try:
+        attempt()
+    except Exception:  # noqa: BLE001 - however it fails, it is not kept
+        pytest.xfail(gap.why)
+    pytest.fail(f"kept after all, so it is no gap: {gap.why}")
 
 
 async def _kept(
