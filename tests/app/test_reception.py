@@ -70,6 +70,16 @@ async def test_a_sandbox_ends_with_its_process_and_the_workspace_stays(program: 
     assert isinstance(made.event, WorkspaceCreated)
 
 
+async def test_what_nobody_uses_is_stopped_while_the_program_goes_on(program: Program) -> None:
+    await program.hives.configure("garden", {"stop_after_s": 1}, account_id="bees", actor="test")
+    async with resolved(program) as (_, computer):
+        await computer.run("echo sown > bed")
+        async with asyncio.timeout(40):
+            while [session.status for session in await Roll(program.database).list()] != ["stopped"]:
+                await asyncio.sleep(0.1)
+    assert await run(program, "cat bed") == "sown\n"
+
+
 async def test_a_second_process_joins_and_the_first_waits_for_it(program: Program) -> None:
     async with open_sessions(program) as first:
         computer = await first.resolve(await hive_of(program), THREAD, account_id="bees")

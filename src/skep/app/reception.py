@@ -14,6 +14,7 @@ from skep.sessions import putting_away
 from skep.sessions.controller import Controller, host_name
 from skep.sessions.ledger import ACTOR, Ledger
 from skep.sessions.outages import Outages
+from skep.sessions.reaper import Reaper
 from skep.sessions.session import Session
 from skep.sessions.sessions import Sessions
 from skep.state.events import WorkspaceCreated
@@ -27,13 +28,15 @@ async def open_sessions(
 ) -> AsyncIterator[Sessions]:
     """Be a process that runs sandboxes until the end of the block; then they end, and their workspaces stay.
 
-    Other processes that have joined one of them are waited for, unless it is a cancellation that ends the block.
+    Other processes that have joined one of them are waited for, unless it is a cancellation that ends the block. What
+    nobody uses is put away meanwhile.
     """
     controller = await Controller.start(program.leases, host_name(program.paths.home))
     try:
         sessions = _sessions(program, controller, keys=keys, tell=tell, extras=extras)
         try:
-            yield sessions
+            async with _looked_after(program, sessions):
+                yield sessions
         except (asyncio.CancelledError, KeyboardInterrupt):
             await putting_away.stop_all(sessions, patient=False)
             raise
@@ -41,6 +44,17 @@ async def open_sessions(
             await putting_away.stop_all(sessions)
     finally:
         await controller.stop()
+
+
+@asynccontextmanager
+async def _looked_after(program: Program, sessions: Sessions) -> AsyncIterator[None]:
+    reaper = Reaper(sessions, program.hives, program.leases)
+    rounds = asyncio.create_task(reaper.run(), name="skep reaper")
+    try:
+        yield
+    finally:
+        rounds.cancel()
+        await asyncio.wait([rounds])
 
 
 def _sessions(

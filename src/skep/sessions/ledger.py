@@ -7,6 +7,7 @@ refused, whatever it still believes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,6 +115,11 @@ class Ledger(Roll):
     @property
     def holder(self) -> str:
         return str(self._controller.identity)
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when another process may have taken over what this one held."""
+        return self._controller.lost
 
     @property
     def controller(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -58,9 +59,10 @@ class Reaper:
         self._left: dict[str, datetime] = {}
 
     async def run(self) -> None:
-        """Go round again and again, until it is cancelled."""
+        """Go round again and again, until it is cancelled. Most commands end before the first round."""
         log = structlog.get_logger("skep.reaper")
         while True:
+            await self._rest()
             try:
                 did = await self.go_round()
             except SkepError as error:
@@ -68,7 +70,14 @@ class Reaper:
             else:
                 if did is not None and (did.done or did.failed):
                     log.info("round", done=did.done, failed=did.failed)
+
+    async def _rest(self) -> None:
+        """Wait for the next round, which comes at once when others may have taken over what this process runs."""
+        if self._ledger.lost.is_set():
             await asyncio.sleep(_ROUND_S)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ledger.lost.wait(), _ROUND_S)
 
     async def go_round(self) -> Round | None:
         """Do what is due on this host, and say what was done; None while another process of the host does.
