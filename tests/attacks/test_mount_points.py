@@ -12,9 +12,10 @@ from tests.attacks.attack import built
 
 from skep.errors import SandboxUnusable
 from skep.sandbox.agent import NETWORK
-from skep.sandbox.bubblewrap import MOUNTS, BubblewrapSandbox
+from skep.sandbox.bubblewrap import BubblewrapSandbox
 from skep.sandbox.layering import layering
 from skep.sandbox.recipe import Recipe
+from skep.sandbox.resident import MOUNTS
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount, Stack, lay
 

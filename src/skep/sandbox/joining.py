@@ -16,17 +16,17 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skep.errors import Conflict, InvalidRequest, LimitReached, SandboxLost
 from skep.sandbox.agent import BEGIN, END, Agent, Report
-from skep.sandbox.bubblewrap import BubblewrapSandbox, rlimits
 from skep.sandbox.cgroups import Group
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.guest import told_limit
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
+from skep.sandbox.resident import ResidentSandbox, rlimits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Stack
 from skep.sandbox.tree import Tree
@@ -72,8 +72,10 @@ async def join(control: socket.socket, introduction: Mapping[str, Any]) -> Joine
         raise
 
 
-class JoinedSandbox(BubblewrapSandbox):
+class JoinedSandbox(ResidentSandbox):
     """A sandbox of another process. Leaving it, or dying, ends the commands that were started here and no others."""
+
+    mechanism: ClassVar[str] = "joined"
 
     def __init__(self, told: Introduction, agent: Agent, root: int) -> None:
         Sandbox.__init__(self)
