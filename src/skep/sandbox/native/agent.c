@@ -1,10 +1,12 @@
 /*
- * skep-agent: the one small native program of a Skep sandbox, in three lives.
+ * skep-agent: the one small native program of a Skep sandbox, in four lives.
  *
  *   launch   On the host. Waits on socket 3 for orders: join these control groups, then drop to this user and
  *            become bwrap. A launcher that already sits in its control groups makes a sandbox start quickly.
  *   door     On the host, for a moment. Enters a sandbox's network namespace and nothing else of it, makes every
  *            address there lead to itself, opens listening sockets and hands them out to the egress proxy.
+ *   call     Inside a container, as what its engine starts. Connects to the controller on a socket that is shown
+ *            there, takes the system call filter on itself, and serves.
  *   serve    Inside, as pid 1. Starts commands on pipes that the controller made and hands over, reports how
  *            they end, and dies with the controller, which takes everything inside with it. The controller may
  *            admit guests, other processes of its user, each on a socket of its own: they start commands too,
@@ -19,6 +21,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/filter.h>
 #include <linux/landlock.h>
 #include <linux/nsfs.h>
 #include <linux/rtnetlink.h>
@@ -40,6 +43,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -283,6 +287,13 @@ static int listener(uint16_t port, int type, int family) {
     return fd;
 }
 
+/* A container may share its user namespace with the host, and one cannot enter where one is. */
+static int is_own(int userns) {
+    struct stat own, other;
+    return !stat("/proc/self/ns/user", &own) && !fstat(userns, &other) && own.st_dev == other.st_dev &&
+           own.st_ino == other.st_ino;
+}
+
 /* fds[0] is the network namespace, fds[1] the ports as 16-bit numbers. For port 53 a datagram socket comes too,
  * right behind the other. The namespace belongs to the sandbox's user namespace, which has to be entered first. */
 static int open_door(const struct order *o, int *fds) {
@@ -290,7 +301,7 @@ static int open_door(const struct order *o, int *fds) {
     int opened[MAX_FDS], count = 0;
     ssize_t size = pread(fds[1], ports, sizeof ports, 0);
     int owner = ioctl(fds[0], NS_GET_USERNS);
-    if (size < 0 || owner < 0 || setns(owner, CLONE_NEWUSER) || setns(fds[0], CLONE_NEWNET))
+    if (size < 0 || owner < 0 || (!is_own(owner) && setns(owner, CLONE_NEWUSER)) || setns(fds[0], CLONE_NEWNET))
         fail("cannot enter the sandbox's network");
     if (o->a && (lead_home(AF_INET) || show_address())) fail("cannot set the sandbox's routes");
     int family = lead_home(AF_INET6) ? AF_INET : AF_INET6;
@@ -704,10 +715,33 @@ static void serve(void) {
     }
 }
 
+/* ---- call --------------------------------------------------------------------------------------------- */
+
+/* The engine has a profile of its own; this one is every sandbox's, whichever engine it is. */
+static void take_filter(const char *path) {
+    static struct sock_filter program[BPF_MAXINSNS];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, program, sizeof program);
+    struct sock_fprog filter = {size > 0 ? size / sizeof *program : 0, program};
+    if (size <= 0 || size % sizeof *program || prctl(PR_SET_SECCOMP, 2, &filter)) fail("cannot take the system call filter");
+    close(fd);
+}
+
+static void call(const char *address, const char *filter) {
+    struct sockaddr_un there = {.sun_family = AF_UNIX};
+    syscall(SYS_close_range, CONTROL_FD, ~0u, 0);
+    snprintf(there.sun_path, sizeof there.sun_path, "%s", address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    if (fd != CONTROL_FD || connect(fd, (void *)&there, sizeof there)) fail("cannot reach the controller");
+    take_filter(filter);
+    serve();
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "launch")) return launch(argv[2]);
     if (argc == 2 && !strcmp(argv[1], "door")) return door();
     if (argc == 2 && !strcmp(argv[1], "serve")) serve();
+    if (argc == 4 && !strcmp(argv[1], "call")) call(argv[2], argv[3]);
     dprintf(2, "skep-agent is started by Skep and is of no use by itself.\n");
     return 2;
 }

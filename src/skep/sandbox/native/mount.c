@@ -9,7 +9,8 @@
  *   fd 5...  the folders of the host, when Skep runs as root; otherwise the orders give their paths
  *
  * Root could mount everything itself, but an overlay acts with the rights of whoever mounted it. So root only makes
- * the folders reachable, each shown as belonging to the sandbox's own user, and then becomes that user.
+ * the folders reachable, each shown as belonging to the sandbox's own user, and then becomes that user. In the user
+ * namespace of a sandbox that has one, that user may mount; a container has none, and the user keeps root's right to.
  *
  * A mount point is opened below the sandbox's root without following any link, and mounted on by its descriptor. The
  * agent can write where some of these are: a link planted there stops the mount, and cannot lead it elsewhere.
@@ -18,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <linux/nsfs.h>
 #include <linux/openat2.h>
 #include <sched.h>
@@ -28,6 +30,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -126,8 +129,22 @@ static void own_folder(const char *path, const char *options) {
     if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("cannot mount a folder in memory at", path);
 }
 
+static int is_own(int userns) {
+    struct stat own, other;
+    return !stat("/proc/self/ns/user", &own) && !fstat(userns, &other) && own.st_dev == other.st_dev &&
+           own.st_ino == other.st_ino;
+}
+
+/* Take back, of what root may, what it takes to mount, and to do with files of its own what their owner may. */
+static void regain(void) {
+    uint32_t wanted = 1 << CAP_SYS_ADMIN | 1 << CAP_SYS_CHROOT | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER;
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{.effective = wanted, .permitted = wanted}};
+    if (syscall(SYS_capset, &head, data)) fail("cannot keep the right to mount", "");
+}
+
 /* As root: put the folders where the sandbox's user can walk, and become that user. */
-static void show_and_drop(const char *place, uid_t uid, gid_t gid) {
+static void show_and_drop(const char *place, uid_t uid, gid_t gid, int shared) {
     int *mounts = calloc(sources, sizeof *mounts), map = -1;
     struct stat last;
     char path[600];
@@ -143,7 +160,7 @@ static void show_and_drop(const char *place, uid_t uid, gid_t gid) {
     }
     snprintf(path, sizeof path, "%s/desk", place);
     if (mkdir(path, 0755)) fail("cannot make", path);
-    if (setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid))
+    if (prctl(PR_SET_KEEPCAPS, shared) || setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid))
         fail("cannot become the sandbox's own user", "");
 }
 
@@ -252,9 +269,10 @@ int main(void) {
     uid_t uid = strtoul(word(), NULL, 10);
     sources = atoi(word());
     char *gone = word();
-    if (as_root) show_and_drop(place, uid, uid);
-    int owner = ioctl(SANDBOX_FD, NS_GET_USERNS);
-    if (owner < 0 || setns(owner, CLONE_NEWUSER)) fail("cannot enter the sandbox's user namespace", "");
+    int owner = ioctl(SANDBOX_FD, NS_GET_USERNS), shared = owner >= 0 && is_own(owner);
+    if (as_root) show_and_drop(place, uid, uid, shared);
+    if (shared) regain();
+    else if (owner < 0 || setns(owner, CLONE_NEWUSER)) fail("cannot enter the sandbox's user namespace", "");
     private_namespace();
     umask(0022);
     snprintf(desk, sizeof desk, as_root ? "%s/desk" : "%s", place);
