@@ -33,7 +33,7 @@ class BlockingSandbox:
         async def made() -> Sandbox:
             return await make()
 
-        return cls(_wait(made()))
+        return cls(wait(made()))
 
     def run(
         self,
@@ -46,34 +46,34 @@ class BlockingSandbox:
         timeout_s: float | None = None,
         limits: CommandLimits | None = None,
     ) -> Execution:
-        return _wait(
+        return wait(
             self._sandbox.run(command, input=input, cwd=cwd, env=env, user=user, timeout_s=timeout_s, limits=limits)
         )
 
     def background(self, command: Command, *, cwd: str | None = None, user: User = "agent") -> Job:
         """Start a command that outlives this call; read its `log`, and end it with `kill`."""
-        return _wait(self._sandbox.background(command, cwd=cwd, user=user))
+        return wait(self._sandbox.background(command, cwd=cwd, user=user))
 
     def kill(self, job: Job) -> None:
-        _wait(job.kill())
+        wait(job.kill())
 
     def shell(self, *, user: User = "agent") -> BlockingShell:
-        return BlockingShell(_wait(self._sandbox.shell(user=user)))
+        return BlockingShell(wait(self._sandbox.shell(user=user)))
 
     def alive(self) -> bool:
-        return _wait(self._sandbox.alive())
+        return wait(self._sandbox.alive())
 
     def pause(self) -> None:
-        _wait(self._sandbox.pause())
+        wait(self._sandbox.pause())
 
     def resume(self) -> None:
-        _wait(self._sandbox.resume())
+        wait(self._sandbox.resume())
 
     def kill_all(self) -> None:
-        _wait(self._sandbox.kill_all())
+        wait(self._sandbox.kill_all())
 
     def stop(self) -> None:
-        _wait(self._sandbox.stop())
+        wait(self._sandbox.stop())
 
 
 class BlockingShell:
@@ -83,10 +83,10 @@ class BlockingShell:
         self._shell = shell
 
     def run(self, command: str, *, input: bytes = b"", timeout_s: float | None = None) -> Execution:
-        return _wait(self._shell.run(command, input=input, timeout_s=timeout_s))
+        return wait(self._shell.run(command, input=input, timeout_s=timeout_s))
 
     def close(self) -> None:
-        _wait(self._shell.close())
+        wait(self._shell.close())
 
 
 class BlockingFiles:
@@ -96,7 +96,7 @@ class BlockingFiles:
         self._files = files
 
     def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
-        return _wait(self._files.read(path, limit_bytes=limit_bytes))
+        return wait(self._files.read(path, limit_bytes=limit_bytes))
 
     def stream(self, path: str) -> Iterator[bytes]:
         pieces = self._files.stream(path)
@@ -104,32 +104,38 @@ class BlockingFiles:
         async def step() -> bytes | None:
             return await anext(pieces, None)
 
-        while (piece := _wait(step())) is not None:
+        while (piece := wait(step())) is not None:
             yield piece
 
     def write(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
-        _wait(self._files.write(path, data, mode=mode))
+        wait(self._files.write(path, data, mode=mode))
 
     def append(self, path: str, data: bytes | str) -> None:
-        _wait(self._files.append(path, data))
+        wait(self._files.append(path, data))
 
     def list(self, path: str = ".") -> list[Entry]:
-        return _wait(self._files.list(path))
+        return wait(self._files.list(path))
 
     def stat(self, path: str) -> Entry:
-        return _wait(self._files.stat(path))
+        return wait(self._files.stat(path))
 
     def move(self, source: str, target: str) -> None:
-        _wait(self._files.move(source, target))
+        wait(self._files.move(source, target))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        _wait(self._files.remove(path, recursive=recursive))
+        wait(self._files.remove(path, recursive=recursive))
 
     def mkdir(self, path: str) -> None:
-        _wait(self._files.mkdir(path))
+        wait(self._files.mkdir(path))
 
 
-def _wait(work: Coroutine[Any, Any, T]) -> T:
+async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
+    """Do work on the loop that waiting calls share, from another one; it is cancelled with the caller."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop()))
+
+
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """Do work on the loop that waiting calls share, and wait for it."""
     call = _Call(work)
     try:
         _loop().call_soon_threadsafe(call.begin)
