@@ -1,0 +1,1 @@
+"""E2B, played on loopback for its unmodified SDK."""
