@@ -1,4 +1,7 @@
-"""The sandbox contract, kept by a workspace in layers."""
+"""The sandbox contract, kept by a workspace in layers: what concerns files, and a sandbox's life and death.
+
+How commands run is the same without layers, where all of the contract is tried.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.contracts.test_sandbox import TestBubblewrap as Plain
+from tests.contracts.test_sandbox import kill_first_process
 
 from skep.sandbox.creation import Creation
 from skep.sandbox.layering import layering
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Stack
+from skep.testing.lifecycle import DeathPromises, LifePromises
+from skep.testing.tree import FilePromises, HostileFilePromises, WatchPromises
 
 
-class TestLayered(Plain):
+class TestLayered(FilePromises, HostileFilePromises, WatchPromises, LifePromises, DeathPromises):
     @pytest.fixture
     def make_sandbox(self, tmp_path: Path) -> Callable[..., Creation]:
         if layering() == "none":
@@ -32,5 +37,5 @@ class TestLayered(Plain):
 
         return make
 
-
-del Plain
+    async def destroy(self, sandbox: Sandbox) -> None:
+        kill_first_process(sandbox)

@@ -1,4 +1,7 @@
-"""A sandbox that another process holds, used by a guest."""
+"""A sandbox that another process holds, used by a guest: what a guest does in a way of its own.
+
+How commands, terminals and shells run is the same for the holder, with whom all of the contract is tried.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ import pytest
 from skep.sandbox.joining import JoinedSandbox, join
 from skep.sandbox.limits import Limits
 from skep.sandbox.sandbox import Sandbox
-from skep.testing import MakeSandbox, SandboxContract
+from skep.testing import MakeSandbox
+from skep.testing.commands import CommandLimitPromises, SignalPromises
+from skep.testing.lifecycle import DeathPromises, LifePromises
+from skep.testing.tree import FilePromises, HostileFilePromises, WatchPromises
 from skep.workspace.door import call
 
 HOLDER = Path(__file__).with_name("holder.py")
@@ -29,7 +35,6 @@ ONLY_FOR_THE_HOLDER = {
     "test_killing_all_spares_nothing_but_the_sandbox",
     "test_sandboxes_know_nothing_of_each_other",
     "test_commands_start_while_a_program_halts_all_it_sees",
-    "test_a_daemon_that_keeps_the_terminal_does_not_keep_the_result",
 }
 
 
@@ -51,7 +56,9 @@ async def made(holder: Path, limits: Limits | None = None) -> JoinedSandbox:
     return await join(socket.socket(fileno=answer.fds[0]), answer.body)
 
 
-class TestJoined(SandboxContract):
+class TestJoined(
+    CommandLimitPromises, SignalPromises, FilePromises, HostileFilePromises, WatchPromises, LifePromises, DeathPromises
+):
     @pytest.fixture(autouse=True)
     def _only_what_a_guest_may(self, request: pytest.FixtureRequest) -> None:
         if request.node.originalname in ONLY_FOR_THE_HOLDER:
