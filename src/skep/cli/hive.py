@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from skep.app.program import Program
     from skep.state.flags import Flags
     from skep.state.hives import Hive
+    from skep.state.upkeep import Value
 
 app = typer.Typer(help="Make hives and look after them.", no_args_is_help=True)
 
@@ -129,12 +130,15 @@ def show(hive: HiveReference, account: Account = DEFAULT_ACCOUNT, as_json: AsJso
         "skep hive set garden skill_authoring_enabled=on self_healing_enabled=off",
         "skep hive set garden threads=thread  # a workspace for each thread",
         "skep hive set garden stop_after_s=600 archive_after_s=3600 delete_after_days=30",
+        "skep hive set garden sandbox_mechanism=gvisor sandbox_isolation=kernel  # nothing weaker",
+        "skep hive set garden sandbox_mechanism=docker sandbox_fallback=gvisor,bubblewrap",
+        "skep hive set garden sandbox_mechanism=default  # what the settings say",
     ),
 )
 def set_(
     hive: HiveReference, changes: FlagChanges, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False
 ) -> None:
-    """Set flags of a hive, and how its computers are kept."""
+    """Set flags of a hive, how its computers are kept, and what isolates them."""
     wanted = dict(map(_parse_change, changes))
 
     async def work(program: Program) -> Hive:
@@ -172,7 +176,7 @@ def delete(
         print_line(f"its workspace stays too, until: skep workspace destroy {gone.id}")
 
 
-def _parse_change(change: str) -> tuple[str, bool | int | str]:
+def _parse_change(change: str) -> tuple[str, Value]:
     from skep.errors import InvalidRequest
     from skep.state.upkeep import UPKEEP
 
@@ -182,6 +186,10 @@ def _parse_change(change: str) -> tuple[str, bool | int | str]:
         return name, known[value.lower()]
     if name not in UPKEEP or not value:
         raise InvalidRequest(f"{change[:60]!a} does not say what to set", hint="write it as flag=on or flag=off")
+    if name.startswith("sandbox_") and value == "default":
+        return name, None
+    if name == "sandbox_fallback":
+        return name, [] if value == "none" else value.split(",")
     return name, int(value) if value.isascii() and value.isdigit() else value
 
 
@@ -201,5 +209,13 @@ def _state(hive: Hive) -> str:
     return "deleted" if hive.deleted_at else "active"
 
 
-def _shown(value: bool | int | str) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+def _shown(value: Value | tuple[str, ...]) -> str:
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case None:
+            return "default"
+        case list() | tuple():
+            return ",".join(value) or "none"
+        case _:
+            return str(value)

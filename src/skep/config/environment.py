@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skep.config.paths import Paths
-from skep.config.secrets import StoreKeys, known_secrets
+from skep.config.secrets import CloudKeys, StoreKeys, known_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,8 @@ class Environment:
     def store_keys(self) -> StoreKeys:
         """What opens the store of archives, when it is one over the network."""
         return StoreKeys.of(self.variables)
+
+    @property
+    def cloud_keys(self) -> CloudKeys:
+        """What opens the services that hold sandboxes elsewhere."""
+        return CloudKeys.of(self.variables)

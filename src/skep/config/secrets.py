@@ -105,3 +105,16 @@ class StoreKeys:
     def of(cls, environ: Mapping[str, str]) -> StoreKeys:
         """Take them from SKEP_S3_ACCESS_KEY_ID and its siblings; blank counts as absent."""
         return cls(**{name: environ.get(f"SKEP_S3_{name.upper()}", "").strip() or None for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class CloudKeys:
+    """What opens the services that hold sandboxes elsewhere; None for what the environment does not say."""
+
+    e2b: str | None = field(default=None, repr=False)
+    daytona: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> CloudKeys:
+        """Take them from E2B_API_KEY and DAYTONA_API_KEY; blank counts as absent."""
+        return cls(**{name: environ.get(f"{name.upper()}_API_KEY", "").strip() or None for name in cls.__slots__})

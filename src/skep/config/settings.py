@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from skep.config.secrets import key_variable
 from skep.errors import InvalidRequest
+from skep.sandbox.mechanisms import DEFAULT_ENGINE, MECHANISMS, Isolation, at_least
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -65,10 +66,26 @@ def _check_archive_url(value: str) -> str:
     raise ValueError("should be an absolute path, file:///path, or s3://bucket/prefix (with ?endpoint=https://…)")
 
 
+def _check_engine(value: str) -> str:
+    parts = urlsplit(value)
+    if (parts.scheme == "unix" and not parts.netloc and parts.path) or (parts.scheme == "tcp" and parts.hostname):
+        return value
+    raise ValueError("should be unix:///path/of/a/socket or tcp://host:port")
+
+
+def _check_folder(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("should be an absolute path")
+    return value
+
+
 Provider = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
 ModelId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
 HostName = Annotated[str, AfterValidator(_check_host)]
+Place = Annotated[str, AfterValidator(_check_folder)]
+Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+MechanismName = Literal["bubblewrap", "docker", "gvisor", "e2b", "daytona", "local"]
 
 
 class Section(BaseModel):
@@ -150,13 +167,98 @@ class Limits(Section):
         return cap
 
 
+class DockerSettings(Section):
+    """How sandboxes are made by a Docker engine."""
+
+    host: Annotated[str, AfterValidator(_check_engine)] = DEFAULT_ENGINE
+    """Where the engine listens: unix:///path or tcp://host:port. It has to be one of this machine."""
+    image: Word | None = None
+    """Image that a sandbox starts from; by default one that Skep makes of this machine's programs."""
+    rootfs: Place | None = None
+    """Folder or tar of a root file system to make the image from, when it is not pulled."""
+    runtime: Word | None = None
+    """Runtime of the engine, when it is not its own default."""
+
+
+class GvisorSettings(Section):
+    """How sandboxes are made by gVisor."""
+
+    path: Place | None = None
+    """The program runsc, when it is not found by its name."""
+    platform: Word | None = None
+    """How gVisor catches system calls: systrap, ptrace or kvm; by default what runsc prefers."""
+    engine: Literal["none", "docker"] = "none"
+    """Who starts runsc: Skep itself, or the engine of sandbox.docker, which has it as a runtime."""
+
+
+class E2bSettings(Section):
+    """How sandboxes are made at E2B. The key comes from the variable E2B_API_KEY."""
+
+    template: Word | None = None
+    """Template that a sandbox starts from, when it is not the usual one of E2B."""
+    api_url: WebAddress | None = None
+    """Address of the service, when it is not E2B's own."""
+    domain: Word | None = None
+    """Domain of the sandboxes, when it is not E2B's own."""
+
+
+class DaytonaSettings(Section):
+    """How sandboxes are made at Daytona. The key comes from the variable DAYTONA_API_KEY."""
+
+    api_url: WebAddress | None = None
+    """Address of the service, when it is not Daytona's own."""
+    target: Word | None = None
+    """Region in which sandboxes are made."""
+    snapshot: Word | None = None
+    """Snapshot that a sandbox starts from, when it is not the usual one of Daytona."""
+
+
 class SandboxSettings(Section):
     """How commands are kept apart from this machine."""
 
-    mechanism: Literal["bubblewrap"] = "bubblewrap"
-    """What isolates a command."""
+    isolation: Isolation = "namespaces"
+    """The least isolation: none, namespaces, a kernel of its own, or another machine. A weaker mechanism is refused."""
+    allow_unsafe: bool = False
+    """Whether local, which isolates nothing, may be used."""
+    mechanism: Literal[MechanismName, "disabled"] = Field(default="bubblewrap", validate_default=True)
+    """What isolates a command; disabled lets nothing run at all."""
+    fallback: tuple[MechanismName, ...] = Field(default=(), strict=False)
+    """Mechanisms to use instead, in this order, where the one that is wanted cannot be used."""
     limits: Limits = Limits()
     """What one sandbox may use at most."""
+    docker: DockerSettings = DockerSettings()
+    """How sandboxes are made by a Docker engine."""
+    gvisor: GvisorSettings = GvisorSettings()
+    """How sandboxes are made by gVisor."""
+    e2b: E2bSettings = E2bSettings()
+    """How sandboxes are made at E2B."""
+    daytona: DaytonaSettings = DaytonaSettings()
+    """How sandboxes are made at Daytona."""
+
+    @field_validator("mechanism")
+    @classmethod
+    def _isolate_enough(cls, name: str, info: ValidationInfo) -> str:
+        if name != "disabled":
+            _check_isolation(name, info)
+        return name
+
+    @field_validator("fallback")
+    @classmethod
+    def _fall_back_well(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        every = [info.data.get("mechanism"), *names]
+        for name in names:
+            _check_isolation(name, info)
+            if every.count(name) > 1:
+                raise ValueError(f"names {name} twice, or though it is the mechanism itself")
+        return names
+
+
+def _check_isolation(name: str, info: ValidationInfo) -> None:
+    demanded, level = info.data.get("isolation", "none"), MECHANISMS[name].isolation
+    if not at_least(level, demanded):
+        raise ValueError(f"should not be {name}: its isolation is {level}, and sandbox.isolation is {demanded}")
+    if name == "local" and not info.data.get("allow_unsafe", True):
+        raise ValueError("should not be local, which isolates nothing, unless sandbox.allow_unsafe is true")
 
 
 class WorkspaceSettings(Section):

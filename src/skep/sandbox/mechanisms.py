@@ -5,18 +5,19 @@ A mechanism is looked for without being imported: asking costs a few millisecond
 
 from __future__ import annotations
 
-import http.client
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from skep.errors import InvalidRequest
+
+if TYPE_CHECKING:  # it takes longer to import than an engine takes to answer
+    from http.client import HTTPConnection
 
 #: From nothing at all to another machine: what lies between a program inside and this one, weakest first.
 Isolation = Literal["none", "namespaces", "kernel", "machine"]
@@ -146,13 +147,15 @@ def _docker(options: Mapping[str, Any]) -> Finding:
     host = str(options.get("host") or DEFAULT_ENGINE)
     try:
         version = _ping(host)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return Finding(False, f"no engine answers at {host}: {reason}", "start it: sudo systemctl start docker")
     return Finding(True, f"the engine {version} answers at {host}")
 
 
 def _gvisor(options: Mapping[str, Any]) -> Finding:
+    import subprocess
+
     named = options.get("path")
     path = shutil.which(str(named) if named else "runsc", path=None if named else _SYSTEM_PATH)
     if path is None:
@@ -212,26 +215,32 @@ _LOOKS: dict[str, Callable[[Mapping[str, Any]], Finding]] = {
 
 def _ping(host: str) -> str:
     """Ask an engine whether it is there; return its version."""
+    from http.client import HTTPException
+
     connection = _connection(host)
     try:
         connection.request("GET", "/_ping", headers={"Host": "docker"})
         answer = connection.getresponse()
         answer.read(64)
-        if answer.status != 200:
-            raise ValueError(f"it answered {answer.status}")
-        return answer.getheader("Server", "").removeprefix("Docker/").split(" ")[0] or "there"
+    except HTTPException as error:
+        raise ValueError(f"what answers is no engine ({type(error).__name__})") from error
     finally:
         connection.close()
+    if answer.status != 200:
+        raise ValueError(f"it answered {answer.status}")
+    return (answer.getheader("Server") or "").removeprefix("Docker/").split(" ")[0] or "there"
 
 
-def _connection(host: str) -> http.client.HTTPConnection:
+def _connection(host: str) -> HTTPConnection:
+    from http.client import HTTPConnection
+
     parts = urlsplit(host)
     if parts.scheme == "unix":
-        connection = http.client.HTTPConnection("localhost", timeout=_ASK_S)
+        connection = HTTPConnection("localhost", timeout=_ASK_S)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(_ASK_S)
         connection.sock.connect(parts.path)
         return connection
     if parts.scheme in {"tcp", "http"} and parts.hostname:
-        return http.client.HTTPConnection(parts.hostname, parts.port or 2375, timeout=_ASK_S)
+        return HTTPConnection(parts.hostname, parts.port or 2375, timeout=_ASK_S)
     raise ValueError("an engine is at unix:///path or tcp://host:port")

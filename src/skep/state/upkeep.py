@@ -1,16 +1,21 @@
-"""How the computers of a hive are kept: which threads share one, and when one is put away."""
+"""How the computers of a hive are kept: which threads share one, what isolates them, and when one is put away."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from skep.errors import InvalidRequest
 from skep.state.names import shown
 
 Threads = Literal["hive", "thread"]
+Value = bool | int | str | list[str] | None
+
+#: As `skep.sandbox.mechanisms` has them, which is not imported from here.
+MECHANISMS = ("bubblewrap", "docker", "gvisor", "e2b", "daytona", "local")
+ISOLATION = ("none", "namespaces", "kernel", "machine")
 
 #: The longest that each time can be, so that a slip of the finger is not a promise for centuries.
 _MOST = {"stop_after_s": 86_400, "archive_after_s": 31_536_000, "delete_after_days": 3_650}
@@ -30,16 +35,22 @@ class Upkeep:
     delete_after_days: int = 90
     #: Whether a workspace that is missing may be made anew without asking a person.
     recreate_missing: bool = False
+    #: What isolates its sandboxes, what does where that cannot, and the least isolation; None: as the settings say.
+    sandbox_mechanism: str | None = None
+    sandbox_fallback: tuple[str, ...] | None = None
+    sandbox_isolation: str | None = None
 
     def changed(self, changes: Mapping[str, object]) -> Upkeep:
         """Return this upkeep with some of it set; raise InvalidRequest for a value that cannot be."""
         for name, value in changes.items():
             _check(name, value)
-        return Upkeep(**(asdict(self) | dict(changes)))
+        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in changes.items()}
+        return Upkeep(**(asdict(self) | given))
 
-    def since(self, before: Upkeep) -> dict[str, bool | int | str]:
-        """Return what differs from `before`, with its value now."""
-        return {name: getattr(self, name) for name in UPKEEP if getattr(self, name) != getattr(before, name)}
+    def since(self, before: Upkeep) -> dict[str, Value]:
+        """Return what differs from `before`, with its value now, for JSON."""
+        now = {name: getattr(self, name) for name in UPKEEP if getattr(self, name) != getattr(before, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in now.items()}
 
     def text(self) -> str:
         """Return what differs from the usual, as it is stored: the usual may change with a newer Skep."""
@@ -62,8 +73,19 @@ def _check(name: str, value: object) -> None:
             fits, wanted = value in ("hive", "thread"), "hive or thread"
         case "recreate_missing":
             fits, wanted = isinstance(value, bool), "on or off"
+        case "sandbox_mechanism":
+            fits, wanted = value is None or value in MECHANISMS, f"default, or one of {', '.join(MECHANISMS)}"
+        case "sandbox_fallback":
+            fits, wanted = value is None or _are_mechanisms(value), f"default, or some of {', '.join(MECHANISMS)}"
+        case "sandbox_isolation":
+            fits, wanted = value is None or value in ISOLATION, f"default, or one of {', '.join(ISOLATION)}"
         case _:
             fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST[name]
             wanted = f"a whole number from 1 to {_MOST[name]}"
     if not fits:
         raise InvalidRequest(f"{name} cannot be {shown(str(value))}", hint=f"give {wanted}")
+
+
+def _are_mechanisms(value: object) -> bool:
+    known = isinstance(value, list | tuple) and all(name in MECHANISMS for name in value)
+    return known and len(set(cast(list[str], value))) == len(cast(list[str], value))
