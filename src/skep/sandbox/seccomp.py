@@ -32,7 +32,14 @@ _PROTOCOLS = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: others lo
 _F_SETSIG, _SIGCONT = 10, 18
 
 #: Closed for some values of one argument. Whoever may set the agent's limits (it is pid 1) can end the agent.
-_REFUSED = {"ioctl": (1, _FORBIDDEN_TERMINAL_CALLS), "prlimit64": (0, (1,))}
+REFUSED_VALUES = {"ioctl": (1, _FORBIDDEN_TERMINAL_CALLS), "prlimit64": (0, (1,))}
+#: Closed if one argument has any of these bits.
+REFUSED_BITS = {
+    "clone": (0, _NAMESPACE_FLAGS), "chmod": (1, _SETID_BITS), "fchmod": (1, _SETID_BITS), "creat": (1, _SETID_BITS),
+    "mknod": (1, _SETID_BITS), "fchmodat": (2, _SETID_BITS), "mknodat": (2, _SETID_BITS),
+}  # fmt: skip
+#: Their arguments lie in memory, where a filter cannot look. Programs fall back on ENOSYS.
+UNSEEN = ("clone3", "openat2")
 
 #: Closed outright, by what they would open. Pairs are the numbers on x86-64 and on arm64 (None: not there).
 CLOSED: dict[str, tuple[int | None, int | None]] = {
@@ -137,21 +144,16 @@ def _gate(architecture: Architecture) -> list[Instruction]:
 def _judgement(call: str) -> list[Instruction]:
     """Return the instructions that decide one call by its arguments; every path through them returns."""
     match call:
-        case "clone3" | "openat2":
-            # Their arguments lie in memory, where a filter cannot look. Programs fall back on ENOSYS.
+        case _ if call in UNSEEN:
             return [_fail(errno.ENOSYS)]
-        case "clone":
-            return _refuse_bits(0, _NAMESPACE_FLAGS)
-        case "chmod" | "fchmod" | "creat" | "mknod":
-            return _refuse_bits(1, _SETID_BITS)
-        case "fchmodat" | "mknodat":
-            return _refuse_bits(2, _SETID_BITS)
+        case _ if call in REFUSED_BITS:
+            return _refuse_bits(*REFUSED_BITS[call])
+        case _ if call in REFUSED_VALUES:
+            return _refuse_values(*REFUSED_VALUES[call])
         case "open":
             return _refuse_bits_when(2, _SETID_BITS, flags=1, present=_CREATES)
         case "openat":
             return _refuse_bits_when(3, _SETID_BITS, flags=2, present=_CREATES)
-        case "ioctl" | "prlimit64":
-            return _refuse_values(*_REFUSED[call])
         case "fcntl":
             # A file that changes would send the signal by which a halted process goes on.
             return [_load(1), (_JEQ, 1, 0, _F_SETSIG), (_RET, 0, 0, _ALLOW), *_refuse_values(2, (_SIGCONT,))]
