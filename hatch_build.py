@@ -22,6 +22,7 @@ _PROGRAMS = {
     "skep-agent": ("agent.c", ("-static",)),
     "skep-mount": ("mount.c", ("-static",)),
     "skep-fakeroot.so": ("fakeroot.c", ("-shared", "-fPIC", "-nostdlib", "-fno-builtin")),
+    "skep-statx.so": ("statx.c", ("-shared", "-fPIC", "-nostdlib", "-fno-builtin")),
 }
 _FLAGS = ("-O2", "-Wall", "-Wextra", "-s")
 

@@ -1,0 +1,196 @@
+"""What runsc is given: a root file system of pieces of the host, and config.json, which says how to run in it.
+
+The pieces that never change lie in the root, which gVisor may cache. What the host and the inside both see change (the
+workspace, folders shown besides) is mounted apart, and asked for anew each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skep.errors import InvalidRequest, SandboxUnusable
+from skep.sandbox import kernels
+from skep.sandbox.binary import native
+from skep.sandbox.gvisor_config import Config, First, Shown
+from skep.sandbox.recipe import Recipe
+from skep.sandbox.rootfs import Plank, system_planks
+
+#: What to mount, where, and the inode that it must have: 0 where it does not matter which folder a path leads to.
+Bind = tuple[str, str, int]
+
+_INSIDE_UID = 1000
+#: Made fresh inside, so nothing of a root file system is shown there.
+_FRESH = ("cache", "dev", "proc", "run", "sys", "tmp", "workspace")
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+#: The folder of devices can be written to, like that of a container.
+_DEVICES_BYTES = 1 << 20
+_STATX = "/run/skep/statx.so"
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The program that serves inside, and what it is told."""
+
+    program: bytes
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Bundle:
+    """A folder with a root file system that is complete once `binds` are mounted."""
+
+    folder: Path
+    binds: list[Bind] = field(default_factory=list)
+    mounts: list[Shown] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def lay(self, plank: Plank) -> None:
+        """Put one piece into the root: small things as copies, folders by a mount to come."""
+        target = self._place(plank.inside)
+        match plank.source:
+            case bytes(data):
+                _write(target, data)
+            case str(text):
+                _write(target, text.encode())
+            case Path() as path if path.is_symlink():
+                target.symlink_to(os.readlink(path))
+            case Path() as path if path.is_dir():
+                target.mkdir()
+                self.binds.append((str(path), str(target), 0))
+            case Path() as path:
+                _write(target, path.read_bytes())
+
+    def show(self, source: str, inside: str, *, read_only: bool = True, inode: int = 0) -> None:
+        """Mount a file or folder of the host apart from the root, so that its changes are seen."""
+        point = self._place(inside)
+        if any(point.is_relative_to(target) for _, target, _ in self.binds):
+            raise InvalidRequest(
+                f"nothing can be mounted at {inside!r}, which lies in a folder of the system",
+                hint="choose a path of its own, such as /opt/tools",
+            )
+        through = self.folder / "shown" / str(len(self.mounts))
+        through.parent.mkdir(exist_ok=True)
+        for place in (through, point):
+            _make_like(source, place)
+        self.binds.append((source, str(through), inode))
+        self.mounts.append(Shown.folder(str(through), inside, read_only=read_only))
+
+    def room(self, inside: str, size_bytes: int, mode: str) -> None:
+        """Give it a place in memory, of a size."""
+        self._place(inside).mkdir(exist_ok=True)
+        self.mounts.append(Shown.memory(inside, f"size={size_bytes}", f"mode={mode}"))
+
+    def _place(self, inside: str) -> Path:
+        target = self.root / inside.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin) -> Bundle:
+    """Write a bundle into a folder. `workspace` is what /workspace shows, by its path and inode."""
+    bundle = Bundle(folder)
+    bundle.root.mkdir(mode=0o755)
+    rootfs = recipe.options.get("rootfs")
+    for plank in system_planks() if rootfs is None else planks_of(Path(rootfs)):
+        bundle.lay(plank)
+    for inside, content in _brought(twin).items():
+        bundle.lay(Plank(content, inside))
+    bundle.lay(Plank(Path(kernels.FOLDER), kernels.INSIDE))
+    _mount(bundle, recipe, workspace)
+    command = (_python(bundle), "-I", "-S", "-u", "/run/skep/enter.py", str(_INSIDE_UID), "/run/skep/twin.py")
+    first = First(args=(*command, *twin.arguments))
+    _write(folder / "config.json", Config(process=first, mounts=tuple(bundle.mounts)).text())
+    return bundle
+
+
+def planks_of(rootfs: Path) -> Iterator[Plank]:
+    """Take a whole root file system apart, so that what differs for Skep can lie between its pieces."""
+    if not rootfs.is_dir():
+        raise InvalidRequest(f"there is no root file system at {str(rootfs)!r}", hint="give a folder in options.rootfs")
+    ours = {plank.inside: plank for plank in system_planks() if isinstance(plank.source, str)}
+    for path in sorted(rootfs.iterdir()):
+        if path.name == "etc":
+            settings = (Plank(entry, f"/etc/{entry.name}") for entry in sorted(path.iterdir()) if _readable(entry))
+            yield from (plank for plank in settings if plank.inside not in ours)
+        elif path.name not in _FRESH and (path.is_dir() or path.is_symlink()):
+            yield Plank(path, f"/{path.name}")
+    yield from ours.values()
+
+
+def _readable(entry: Path) -> bool:
+    """Leave out what the root file system itself shows to nobody but its root, and what Skep writes."""
+    return entry.name != "ld.so.preload" and (entry.is_symlink() or bool(entry.lstat().st_mode & 0o004))
+
+
+def _mount(bundle: Bundle, recipe: Recipe, workspace: tuple[str, int]) -> None:
+    for name in ("proc", "sys"):
+        (bundle.root / name).mkdir()
+    bundle.mounts.append(Shown(destination="/proc", type="proc", source="proc"))
+    (bundle.root / "dev").mkdir()
+    bundle.mounts.append(Shown.memory("/dev", f"size={_DEVICES_BYTES}", "mode=0755"))
+    bundle.room("/dev/shm", recipe.limits.shm_bytes, "1777")
+    bundle.room("/tmp", recipe.limits.tmp_bytes, "1777")
+    bundle.room("/cache", recipe.limits.cache_bytes, "0755")
+    folder, inode = workspace
+    bundle.show(folder, "/workspace", read_only=False, inode=inode)
+    for host, inside in recipe.read_only.items():
+        bundle.show(_existing(host), _mount_point(inside))
+
+
+def _brought(twin: Twin) -> Mapping[str, bytes]:
+    return {
+        "/run/skep/twin.py": twin.program,
+        "/run/skep/enter.py": Path(__file__).with_name("gvisor_enter.py").read_bytes(),
+        "/run/skep/fakeroot.so": native("skep-fakeroot.so").read_bytes(),
+        _STATX: native("skep-statx.so").read_bytes(),
+        "/etc/ld.so.preload": f"{_STATX}\n".encode(),
+    }
+
+
+def _python(bundle: Bundle) -> str:
+    """Return the interpreter that the twin runs with: the system's own, since a user's may lie out of reach."""
+    for python in _PYTHONS:
+        place = bundle.root / python.lstrip("/")
+        for source, target, _ in bundle.binds:
+            if place.is_relative_to(target) and os.path.lexists(Path(source) / place.relative_to(target)):
+                return python
+    raise SandboxUnusable(
+        "there is no Python in the sandbox for the part of Skep that runs in it",
+        hint="install python3 (3.9 or newer) with the system's packages, or into the root file system",
+    )
+
+
+def _existing(host: str) -> str:
+    if not os.path.exists(host):
+        raise InvalidRequest(f"there is nothing at {host!r} to show", hint="give a path that exists on the host")
+    return os.path.realpath(host)
+
+
+def _mount_point(inside: str) -> str:
+    parts = inside.split("/")
+    plain = parts[0] == "" and len(parts) > 1 and all(part not in ("", ".", "..") for part in parts[1:])
+    if not plain or parts[1] in _FRESH or "\0" in inside:
+        raise InvalidRequest(
+            f"nothing can be mounted at {inside!r}",
+            hint="choose a path that the agent cannot write to, such as /opt/tools",
+        )
+    return inside
+
+
+def _make_like(source: str, place: Path) -> None:
+    """Make something that the source can be mounted on."""
+    if os.path.isdir(source):
+        place.mkdir(exist_ok=True)
+    else:
+        place.touch()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    path.chmod(0o444)
