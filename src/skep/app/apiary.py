@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from skep.app.choosing import Chooser
 from skep.app.computer import limits, log_event
 from skep.config import Paths, Settings
 from skep.config.secrets import StoreKeys
@@ -85,13 +86,19 @@ class Furnished(Workspaces):
 
 
 class Apiary:
-    """The templates, snapshots and workspaces below one home."""
+    """The templates, snapshots and workspaces below one home.
 
-    def __init__(self, paths: Paths, settings: Settings, keys: StoreKeys | None = None) -> None:
+    `chooser` says what holds the sandboxes over workspaces; snapshots are always built in bubblewrap.
+    """
+
+    def __init__(
+        self, paths: Paths, settings: Settings, keys: StoreKeys | None = None, *, chooser: Chooser | None = None
+    ) -> None:
         sources = settings.packages
         self.home = paths.home
         self.settings = settings
         self.keys = keys or StoreKeys()
+        self.chooser = chooser or Chooser(settings)
         self.indexes = Indexes(sources.python_index, sources.node_registry, sources.upstreams)
         self.templates = Templates(paths.home / "templates")
         self.snapshots = Snapshots(paths.home, self.templates, indexes=self.indexes)
@@ -108,6 +115,7 @@ class Apiary:
             layering=None if wanted == "auto" else wanted,
             settle=[packages.settle],
             acts={**packages.acts(self.indexes, self.snapshots.cache), "archive": self._archive_act, **self.acts},
+            choose=self.chooser.for_workspace,
         )
 
     def at(self, workspace_id: str) -> Furnished:
@@ -215,6 +223,7 @@ class Apiary:
     ) -> Installed:
         """Install packages, here or in the process that holds the workspace."""
         workspaces = self.at(workspace_id)
+        await self.chooser.require(workspaces.show(workspace_id))
         try:
             async with workspaces.hold(workspace_id) as workspace:
                 return await packages.install(

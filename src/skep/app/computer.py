@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import structlog
 
+from skep.app.choosing import Chooser, switched_off
 from skep.config import Settings
 from skep.errors import SandboxDisabled
-from skep.sandbox.creation import Creation
 from skep.sandbox.egress.network import Event, Network
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox
@@ -33,14 +34,20 @@ def limits(settings: Settings) -> Limits:
     )
 
 
-def open_sandbox(settings: Settings, *, allow: Sequence[str] = ()) -> Creation:
-    """Make a sandbox over a workspace that is thrown away.
+@asynccontextmanager
+async def open_sandbox(settings: Settings, chooser: Chooser, *, allow: Sequence[str] = ()) -> AsyncIterator[Sandbox]:
+    """Use a sandbox over a workspace that is thrown away at the end of the block.
 
     It reaches what the policy in the settings allows and what `allow` adds; without either it has no network.
     """
     allowed = (*settings.policy.allowed_hosts, *allow)
     network = Network.to(*allowed, on_event=log_event) if allowed else None
-    return Sandbox.create(limits=limits(settings), network=network)
+    choice = await chooser.for_nobody()
+    create = Sandbox.create(
+        limits=limits(settings), network=network, mechanism=choice.mechanism, options=choice.options
+    )
+    async with create as sandbox:
+        yield sandbox
 
 
 def log_event(event: Event) -> None:
@@ -50,8 +57,5 @@ def log_event(event: Event) -> None:
 
 def require_sandbox(flags: Flags, hive: str) -> None:
     """Refuse a hive whose sandbox is switched off."""
-    if not flags.sandbox_enabled:
-        raise SandboxDisabled(
-            f"the sandbox of hive {hive} is switched off",
-            hint=f"skep hive set {hive} sandbox_enabled=on, or see: skep rollout list",
-        )
+    if (off := switched_off(flags, hive)) is not None:
+        raise SandboxDisabled(off.why, hint=off.options["hint"])

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from skep import errors
 from skep.app.apiary import Apiary
+from skep.app.choosing import Chooser
 from skep.app.computer import open_sandbox
 from skep.app.program import Program, open_program
 from skep.app.reception import open_sessions
@@ -191,14 +192,14 @@ class Kept:
     account_id: str | None = None
 
 
-async def keep(paths: Paths, settings: Settings, kept_for: Kept, *, idle_s: float = IDLE_S) -> None:
+async def keep(environment: Environment, settings: Settings, kept_for: Kept, *, idle_s: float = IDLE_S) -> None:
     """Keep contexts until nobody needs them; return at once if another process does."""
-    door = Door.of(paths, kept_for.workspace_id)
+    door = Door.of(environment.paths, kept_for.workspace_id)
     async with AsyncExitStack() as kept:
         with (door.folder / "lock").open("w") as lock:
             if not await _locked(lock.fileno()):
                 return
-            sandbox = await kept.enter_async_context(_sandbox(paths, settings, kept_for, door))
+            sandbox = await kept.enter_async_context(_sandbox(environment, settings, kept_for, door))
             interpreter = await kept.enter_async_context(Interpreter(sandbox))
             keeper = Keeper(interpreter, door, idle_s)
             async with door.socket_path() as path:
@@ -213,17 +214,23 @@ async def keep(paths: Paths, settings: Settings, kept_for: Kept, *, idle_s: floa
 
 
 @asynccontextmanager
-async def _sandbox(paths: Paths, settings: Settings, kept_for: Kept, door: Door) -> AsyncGenerator[Sandbox, None]:
+async def _sandbox(
+    environment: Environment, settings: Settings, kept_for: Kept, door: Door
+) -> AsyncGenerator[Sandbox, None]:
+    paths, keys = environment.paths, environment.cloud_keys
     async with AsyncExitStack() as held:
         if kept_for.workspace_id is None:
-            yield await held.enter_async_context(open_sandbox(settings))
-        elif kept_for.hive_id is None:
-            workspaces, workspace_id = Apiary(paths, settings).at(kept_for.workspace_id), kept_for.workspace_id
+            yield await held.enter_async_context(open_sandbox(settings, Chooser(settings, keys)))
+            return
+        program = await held.enter_async_context(open_program(paths, settings))
+        chooser = Chooser(settings, keys, program=program)
+        if kept_for.hive_id is None:
+            workspace_id = kept_for.workspace_id
+            workspaces = Apiary(paths, settings, chooser=chooser).at(workspace_id)
             workspace = await _patiently(door, lambda: held.enter_async_context(workspaces.hold(workspace_id)))
             yield await workspace.sandbox()
         else:
-            program = await held.enter_async_context(open_program(paths, settings))
-            sessions = await held.enter_async_context(open_sessions(program))
+            sessions = await held.enter_async_context(open_sessions(program, chooser=chooser))
             computer = await _patiently(door, lambda: _open(program, sessions, kept_for))
             yield await held.enter_async_context(computer.sandbox("exec"))
 
@@ -378,9 +385,9 @@ def _as_error(body: dict[str, Any]) -> SkepError:
 
 def main() -> None:
     kept_for = Kept(**json.loads(sys.argv[1]))
-    paths = Environment.read().paths
+    environment = Environment.read()
     try:
-        asyncio.run(keep(paths, load(paths), kept_for))
+        asyncio.run(keep(environment, load(environment.paths), kept_for))
     except SkepError as error:
         sys.exit(error.message)
 

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from skep.app.apiary import Apiary, Tell, quiet
+from skep.app.choosing import Chooser
 from skep.app.lodgings import Extras, Lodgings
 from skep.app.program import Program
 from skep.config.secrets import StoreKeys
+from skep.errors import SandboxDisabled
 from skep.sessions import putting_away
 from skep.sessions.controller import Controller, host_name
 from skep.sessions.ledger import ACTOR, Ledger
@@ -24,7 +26,12 @@ from skep.workspace.manifest import Manifest
 
 @asynccontextmanager
 async def open_sessions(
-    program: Program, *, keys: StoreKeys | None = None, tell: Tell = quiet, extras: Extras | None = None
+    program: Program,
+    *,
+    keys: StoreKeys | None = None,
+    tell: Tell = quiet,
+    extras: Extras | None = None,
+    chooser: Chooser | None = None,
 ) -> AsyncIterator[Sessions]:
     """Be a process that runs sandboxes until the end of the block; then they end, and their workspaces stay.
 
@@ -33,7 +40,9 @@ async def open_sessions(
     """
     controller = await Controller.start(program.leases, host_name(program.paths.home))
     try:
-        sessions = _sessions(program, controller, keys=keys, tell=tell, extras=extras)
+        chooser = chooser or Chooser(program.settings, program=program, tell=tell)
+        apiary = Apiary(program.paths, program.settings, keys, chooser=chooser)
+        sessions = _sessions(program, controller, apiary, tell=tell, extras=extras)
         try:
             async with _looked_after(program, sessions):
                 yield sessions
@@ -58,7 +67,7 @@ async def _looked_after(program: Program, sessions: Sessions) -> AsyncIterator[N
 
 
 def _sessions(
-    program: Program, controller: Controller, *, keys: StoreKeys | None, tell: Tell, extras: Extras | None
+    program: Program, controller: Controller, apiary: Apiary, *, tell: Tell, extras: Extras | None
 ) -> Sessions:
     async def find_hive(session: Session) -> Hive:
         return await program.hives.show(session.hive_id, account_id=session.account_id, deleted=True)
@@ -70,9 +79,12 @@ def _sessions(
     async def leave(session_id: str) -> object:
         return await putting_away.stop(sessions, session_id, reason="another process asked for it")
 
-    apiary = Apiary(program.paths, program.settings, keys)
+    async def off(hive: Hive) -> SandboxDisabled | None:
+        choice = await apiary.chooser.off(hive)
+        return None if choice is None else SandboxDisabled(choice.why, hint=choice.options["hint"])
+
     ledger = Ledger(program.database, program.log, controller)
     lodgings = Lodgings(apiary, find_hive, tell=tell, on_made=on_made, extras=extras)
     lodgings.let_leave(leave)
-    sessions = Sessions(ledger, lodgings, Outages(program.database, program.log, now=ledger.now))
+    sessions = Sessions(ledger, lodgings, Outages(program.database, program.log, now=ledger.now), off=off)
     return sessions

@@ -79,7 +79,7 @@ def with_session(reference: str, account: str, thread: str, act: str, work: Call
     async def find_and_work(program: Program) -> T:
         from skep.app.residence import authorize, find
 
-        residence = await find(program, open_apiary(environment, settings), reference, account, thread=thread)
+        residence = await find(program, open_apiary(environment, settings, program), reference, account, thread=thread)
         hive = residence.hive or await find_hive(program, reference, account)  # says that there is none
         await authorize(program, residence, account, act)
         return await work(Counter(program, environment, residence, hive))

@@ -19,6 +19,7 @@ from skep.config.environment import Environment
 
 if TYPE_CHECKING:
     from skep.app.apiary import Apiary
+    from skep.app.choosing import Chooser
     from skep.app.program import Program
     from skep.app.residence import Residence
     from skep.config import Settings
@@ -143,10 +144,19 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def open_apiary(environment: Environment, settings: Settings) -> Apiary:
+def open_chooser(environment: Environment, settings: Settings, program: Program | None = None) -> Chooser:
+    """Return who says what holds a sandbox; only with the program open does it know what hives have chosen."""
+    from skep.app.choosing import Chooser
+
+    return Chooser(settings, environment.cloud_keys, program=program, tell=tell)
+
+
+def open_apiary(environment: Environment, settings: Settings, program: Program | None = None) -> Apiary:
+    """Open the apiary; to start a sandbox over the workspace of a hive, the program has to be open."""
     from skep.app.apiary import Apiary
 
-    return Apiary(environment.paths, settings, environment.store_keys)
+    chooser = open_chooser(environment, settings, program)
+    return Apiary(environment.paths, settings, environment.store_keys, chooser=chooser)
 
 
 @asynccontextmanager
@@ -164,7 +174,7 @@ async def entered(
     """Use the computer of a thread of a hive, or a workspace that is nobody's, until the end of the block."""
     environment, settings = settle()
     async with opened_program(environment, settings) as program:
-        apiary = open_apiary(environment, settings)
+        apiary = open_apiary(environment, settings, program)
         residence = await lodge(program, apiary, hive, account, thread=thread)
         mounts = _ticket(program, residence, account, ticket)
         if residence.hive is None or residence.hive.deleted_at is not None:
@@ -186,7 +196,10 @@ async def opened_sessions(
     from skep.app.reception import open_sessions
 
     extras = Extras(tuple(allow), tuple(mounts))
-    async with open_sessions(program, keys=environment.store_keys, tell=tell, extras=extras) as sessions:
+    chooser = open_chooser(environment, program.settings, program)
+    async with open_sessions(
+        program, keys=environment.store_keys, tell=tell, extras=extras, chooser=chooser
+    ) as sessions:
         yield sessions
 
 
@@ -312,7 +325,7 @@ def with_workspace(reference: str, account: str, work: Callable[[Desk], Awaitabl
     async def find_and_work(program: Program) -> T:
         from skep.app.residence import find
 
-        apiary = open_apiary(environment, settings)
+        apiary = open_apiary(environment, settings, program)
         return await work(Desk(program, apiary, await find(program, apiary, reference, account)))
 
     return with_program(find_and_work)

@@ -23,6 +23,7 @@ from skep.cli.desk import (
     entered,
     lodge,
     open_apiary,
+    open_chooser,
     opened_program,
     opened_sessions,
     settle,
@@ -72,7 +73,7 @@ class At:
             return Kept()
         environment, settings = settle()
         async with opened_program(environment, settings) as program:
-            apiary = open_apiary(environment, settings)
+            apiary = open_apiary(environment, settings, program)
             residence = await lodge(program, apiary, self.hive, self.account, thread=self.thread)
             if residence.hive is None or residence.hive.deleted_at is not None:
                 return Kept(residence.id)
@@ -165,8 +166,11 @@ async def _fresh(at: At, ticket: str | None, limit_s: float) -> AsyncGenerator[C
     from skep.app.computer import open_sandbox
     from skep.sandbox.interpreter import Interpreter
 
+    environment, settings = settle()
     opened: AbstractAsyncContextManager[Sandbox] = (
-        open_sandbox(settle()[1]) if at.hive is None else entered(at.hive, at.account, thread=at.thread, ticket=ticket)
+        open_sandbox(settings, open_chooser(environment, settings))
+        if at.hive is None
+        else entered(at.hive, at.account, thread=at.thread, ticket=ticket)
     )
     async with opened as sandbox, Interpreter(sandbox) as interpreter:
         context = interpreter.context()

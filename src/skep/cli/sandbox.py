@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, Thread, complete_workspace, entered, settle
+from skep.cli.desk import (
+    DEFAULT_ACCOUNT,
+    DEFAULT_THREAD,
+    Account,
+    Thread,
+    complete_workspace,
+    entered,
+    open_chooser,
+    settle,
+)
 from skep.cli.terminal import AsJson, examples, print_json
 
 if TYPE_CHECKING:
@@ -160,7 +169,8 @@ def _opened(
 
     if ticket is not None:
         raise InvalidRequest("a ticket is shown in the workspace of a hive", hint="name the hive with --hive")
-    return open_sandbox(settle()[1], allow=allow)
+    environment, settings = settle()
+    return open_sandbox(settings, open_chooser(environment, settings), allow=allow)
 
 
 def _piped_input() -> bytes:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.desk import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, tell, with_workspace
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, Desk, open_apiary, settle, tell, with_program, with_workspace
 from skep.cli.terminal import AsJson, examples, print_json, print_line, print_table
 from skep.cli.workspace import OptionalReference, WorkspaceReference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skep.app.program import Program
     from skep.workspace.health.finding import Report
     from skep.workspace.health.repair import Repaired
     from skep.workspace.packages.packages import Installed
@@ -59,12 +59,13 @@ def _examine(workspace: str, account: str, thorough: bool) -> Report:
 
 
 def _examine_all(thorough: bool) -> list[Report]:
-    apiary = open_apiary(*settle())
+    environment, settings = settle()
 
-    async def work() -> list[Report]:
+    async def work(program: Program) -> list[Report]:
+        apiary = open_apiary(environment, settings, program)
         return [await apiary.examine(one, thorough=thorough) for one in apiary.ids()]
 
-    return asyncio.run(work())
+    return with_program(work)
 
 
 def _print(reports: list[Report], *, brief: bool) -> None:

@@ -28,11 +28,14 @@ Open = Callable[[Live, Kind, str], Awaitable[bool]]
 class Computer:
     """What a caller may do with a session. `down` says why there is no sandbox, if there is none."""
 
-    def __init__(self, live: Live | None, check: Check, open_room: Open, *, down: str | None = None) -> None:
+    def __init__(
+        self, live: Live | None, check: Check, open_room: Open, *, down: str | SandboxDisabled | None = None
+    ) -> None:
         self._live = live
         self._check = check
         self._open_room = open_room
-        self.down = down
+        self.down = down.message if isinstance(down, SandboxDisabled) else down
+        self._hint = down.hint if isinstance(down, SandboxDisabled) else "it comes back by itself; try later"
 
     @asynccontextmanager
     async def sandbox(self, act: str = "use") -> AsyncIterator[Sandbox]:
@@ -44,9 +47,7 @@ class Computer:
     async def _used(self, act: str) -> AsyncIterator[Live]:
         await self._check(act)
         if self._live is None:
-            raise SandboxDisabled(
-                f"there is no sandbox for now: {self.down}", hint="it comes back by itself; try later"
-            )
+            raise SandboxDisabled(f"there is no sandbox for now: {self.down}", hint=self._hint)
         with self._live.used():
             yield self._live
 

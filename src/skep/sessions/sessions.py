@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NoReturn, TypeVar
 
-from skep.errors import Denied, SandboxLost, Unavailable
+from skep.errors import Denied, SandboxDisabled, SandboxLost, Unavailable
 from skep.sessions.computer import Computer, Kind
 from skep.sessions.computers import Computers
 from skep.sessions.key import key_of, session_id
@@ -23,6 +23,8 @@ from skep.state.events import AccessDenied, RoomReplaced
 from skep.state.hives import Hive
 
 T = TypeVar("T")
+#: Says why a hive may have no sandbox at all, None if it may.
+Off = Callable[[Hive], Awaitable[SandboxDisabled | None]]
 
 #: How long the use of a session may be behind on record.
 _NOTE_USE = timedelta(seconds=30)
@@ -31,10 +33,19 @@ _NOTE_USE = timedelta(seconds=30)
 class Sessions:
     """The sessions that this process runs, and the way to all others."""
 
-    def __init__(self, ledger: Ledger, computers: Computers, outages: Outages, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        computers: Computers,
+        outages: Outages,
+        *,
+        pace: Pace | None = None,
+        off: Off | None = None,
+    ) -> None:
         self.ledger = ledger
         self.computers = computers
         self._outages = outages
+        self._off = off
         self.recovery = Recovery(ledger, computers, pace or Pace())
         self._live: dict[str, Live] = {}
         #: When a sandbox was last tried for a hive that has to do without.
@@ -45,7 +56,8 @@ class Sessions:
         """Return the computer of a thread, up and answering, and always the one that it had before.
 
         A workspace that is missing is not made anew, unless `recreate` or the hive's upkeep says that it may be.
-        When no sandbox can be had for a minute, the computer that is returned has none, and says so.
+        When no sandbox can be had for a minute, or the hive may have none, the computer that is returned has none, and
+        says so.
         """
         return await self.open(hive, self.wanted(hive, thread), account_id=account_id, recreate=recreate)
 
@@ -60,6 +72,8 @@ class Sessions:
             await self._deny(account_id, wanted, "resolve")  # without a wait for its turn
         async with self.acting(wanted.id):
             standing = await self._standing(account_id, wanted, "resolve")
+            if self._off is not None and (refusal := await self._off(hive)) is not None:
+                return self._computer(None, wanted, account_id, down=refusal)
             live = self._live.get(wanted.id)
             if live is None or not await self._still_good(live, standing.session):
                 await self._drop(wanted.id)
@@ -189,7 +203,9 @@ class Sessions:
             hint="use a hive of your own account that was not deleted",
         )
 
-    def _computer(self, live: Live | None, session: Session, account_id: str, *, down: str | None = None) -> Computer:
+    def _computer(
+        self, live: Live | None, session: Session, account_id: str, *, down: str | SandboxDisabled | None = None
+    ) -> Computer:
         async def check(act: str) -> None:
             row = await self.require(account_id, session, act)
             if live is None:

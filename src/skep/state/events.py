@@ -170,6 +170,15 @@ class RoomReplaced(_Event):
     name: str
 
 
+class FallbackChosen(_Event):
+    """A sandbox was made by another mechanism than the one that was wanted, for this reason."""
+
+    type: Literal["fallback_chosen"] = "fallback_chosen"
+    mechanism: str
+    instead_of: str
+    why: str
+
+
 class OutageBegan(_Event):
     """Sandboxes cannot be had: the hive goes on without."""
 
@@ -231,6 +240,7 @@ Event: TypeAlias = (
     | SessionChanged
     | SessionWarned
     | RoomReplaced
+    | FallbackChosen
     | OutageBegan
     | OutageEnded
     | AccessDenied

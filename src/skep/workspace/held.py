@@ -7,14 +7,15 @@ with its controller, and whatever was written inside until then is in the tree t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from skep.errors import Conflict, SandboxLost, StorageFull, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.egress.network import Network
+from skep.sandbox.mechanisms import Choice
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace import manifest as manifests
@@ -27,6 +28,13 @@ from skep.workspace.snapshot.snapshot import Snapshot
 
 #: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
 MOST_LAYERS = 24
+#: Says what holds the sandbox over a workspace. It is asked whenever one starts, whoever wants it.
+Choose = Callable[[Manifest], Awaitable[Choice]]
+
+
+async def by_bubblewrap(_: Manifest) -> Choice:
+    """Choose what needs nothing else."""
+    return Choice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class Outfit:
     network: Network | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+    choose: Choose = by_bubblewrap
 
 
 class Held:
@@ -47,6 +56,7 @@ class Held:
         self._holding = holding
         self._outfit = outfit
         self._sandbox: Sandbox | None = None
+        self._choice = Choice()
         self._turn = asyncio.Lock()
 
     @property
@@ -137,6 +147,9 @@ class Held:
 
     async def swap_now(self) -> None:
         """Move a running sandbox to what the manifest says; what runs in it is ended, and it too if need be."""
+        if self._choice.holds != "layers":
+            await self.stop()
+            return
         sandbox = await self.live()
         try:
             for _ in range(_ROUNDS):
@@ -170,17 +183,34 @@ class Held:
     async def _start(self) -> Sandbox:
         if self.manifest.suspended:
             raise Conflict(f"workspace {self.id} is suspended", hint=f"skep workspace resume {self.id}")
-        await self.compact()
-        grounds = self.grounds
-        await in_thread(grounds.trees.check, self.manifest.trees())
-        self._sandbox = await Sandbox.create(
-            stack=grounds.stack(self.manifest),
-            limits=await in_thread(grounds.limits_for, self.manifest),
+        choice = await self._outfit.choose(self.manifest)
+        if choice.holds == "layers":
+            await self.compact()
+        else:
+            await self._flatten()
+        await in_thread(self.grounds.trees.check, self.manifest.trees())
+        self._choice, self._sandbox = choice, await self._create(choice)
+        return self._sandbox
+
+    async def _flatten(self) -> None:
+        """Be one folder from here on, in which a mechanism without layers can work."""
+        self.grounds = replace(self.grounds, layering="copy")
+        await self.ready()
+
+    async def _create(self, choice: Choice) -> Sandbox:
+        stack = self.grounds.stack(self.manifest)
+        layered = choice.holds == "layers"
+        return await Sandbox.create(
+            None if layered else stack.upper,
+            stack=stack if layered else None,
+            limits=await in_thread(self.grounds.limits_for, self.manifest),
             mounts=[*(shown.mount() for shown in self.manifest.shown), *self._outfit.mounts],
             network=self._outfit.network,
             env={**self._environment(), **self._outfit.env},
+            mechanism=choice.mechanism,
+            options=choice.options,
+            labels=self.manifest.labels,
         )
-        return self._sandbox
 
     def _environment(self) -> Mapping[str, str]:
         version = self.manifest.snapshot_version

@@ -32,7 +32,7 @@ from skep.workspace.door import Answer, Door, NobodyHome, call
 from skep.workspace.faults import explained, in_thread, whole
 from skep.workspace.forking import fork
 from skep.workspace.grounds import LOCK, Grounds, Layering, Phase
-from skep.workspace.held import Outfit, pinned
+from skep.workspace.held import Choose, Outfit, by_bubblewrap, pinned
 from skep.workspace.holding import Holding, Taken, alone
 from skep.workspace.layers.trees import Trees
 from skep.workspace.manifest import Checkpoint, Manifest, Shown, State
@@ -61,7 +61,7 @@ class Workspaces:
 
     `layering` is found out by trying unless it is given. `settle` is called for each workspace that is taken hold of,
     to finish or undo what a crash left in the middle. `acts` are more things that a holder does when another process
-    asks. `on_phase` is told of each step of a change as it is done.
+    asks. `choose` says what holds each sandbox. `on_phase` is told of each step of a change as it is done.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Workspaces:
         layering: Layering | None = None,
         settle: Sequence[Settle] = (),
         acts: Mapping[str, Act] | None = None,
+        choose: Choose = by_bubblewrap,
         on_phase: Phase = _ignore,
     ) -> None:
         self.home = home
@@ -83,6 +84,7 @@ class Workspaces:
         self._layering = layering
         self._settle = settle
         self._acts = {**ACTS, "fork": self._fork, **(acts or {})}
+        self._choose = choose
         self._on_phase = on_phase
 
     @classmethod
@@ -184,7 +186,7 @@ class Workspaces:
         One that another process holds is `WorkspaceBusy`, which names the process. At the end others that have joined
         are waited for, unless it is a cancellation that ends it.
         """
-        workspace = await self._open(workspace_id, Outfit(network, env or {}, tuple(mounts)))
+        workspace = await self._open(workspace_id, Outfit(network, env or {}, tuple(mounts), self._choose))
         try:
             with workspace.pinned_snapshot():
                 for settle in self._settle:

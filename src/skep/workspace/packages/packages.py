@@ -16,6 +16,7 @@ from skep.errors import (
     Conflict,
     InvalidRequest,
     PackageRefused,
+    SandboxDisabled,
     StorageFull,
     Unavailable,
     WorkspaceBusy,
@@ -96,7 +97,7 @@ async def settle(workspace: Workspace) -> None:
     """
     trial = Trial.of(workspace)
     if workspace.manifest.installing is not None and not workspace.manifest.suspended:
-        with suppress(StorageFull, WorkspaceDamaged, Unavailable):
+        with suppress(StorageFull, WorkspaceDamaged, Unavailable, SandboxDisabled):
             await whole(_complete(workspace))
     if workspace.manifest.installing is None and trial.folder.exists():
         await in_thread(trial.end)
