@@ -33,7 +33,7 @@ from skep.sandbox.tree import Tree
 
 _READY_S = 10.0
 _INSIDE_UID = 1000
-#: Room for what root changes in /etc, and as much in /home.
+#: Room for what root changes in /etc, and as much in /home and in /var/tmp.
 _USERS_BYTES = 64 << 20
 
 
@@ -121,9 +121,9 @@ def _usual_filter() -> bytes:
 def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
     plan.add(*_NAMESPACES, "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID))
     if recipe.options.get("users"):
-        # For callers whose root adds users. Before the rest: what lies in /etc is laid into it.
-        for place in ("/etc", "/home"):
-            plan.add("--perms", "0755", "--size", str(_USERS_BYTES), "--tmpfs", place)
+        # For callers whose root adds users and installs tools. Before the rest: what lies in /etc is laid into it.
+        for mode, place in (("0755", "/etc"), ("0755", "/home"), ("1777", "/var/tmp")):
+            plan.add("--perms", mode, "--size", str(_USERS_BYTES), "--tmpfs", place)
     for plank in (*system_planks(), *_extra_planks(recipe)):
         plank.lay(plan)
     plan.add("--proc", "/proc", "--dev", "/dev")
