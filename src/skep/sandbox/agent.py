@@ -245,9 +245,9 @@ class Agent:
         """Send a signal to a process by its number inside, or to all of them with -1."""
         await self._send(SIGNAL, 0, (number, 0, pid), ())
 
-    def close(self) -> None:
+    def close(self, why: str = "it was stopped") -> None:
         """End the conversation; the agent and all it started die of it."""
-        self._lose("it was stopped")
+        self._lose(why)
 
     def _new_id(self) -> int:
         self._next_id += 1

@@ -14,10 +14,9 @@ import asyncio
 import os
 import tempfile
 from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
-from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
+from skep.errors import SandboxLost, SandboxUnusable
 from skep.sandbox import kernels, seccomp
 from skep.sandbox.agent import NETWORK, Agent
 from skep.sandbox.binary import Bwrap, native
@@ -27,7 +26,7 @@ from skep.sandbox.launcher import Launcher, Plan, spare
 from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.resident import ResidentSandbox, lay_out, passage_for
-from skep.sandbox.rootfs import Plank, network_planks, system_planks
+from skep.sandbox.rootfs import extra_planks, mount_point, network_planks, system_planks
 from skep.sandbox.stack import prepare
 from skep.sandbox.tree import Tree
 
@@ -124,7 +123,7 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
         # For callers whose root adds users and installs tools. Before the rest: what lies in /etc is laid into it.
         for mode, place in (("0755", "/etc"), ("0755", "/home"), ("1777", "/var/tmp")):
             plan.add("--perms", mode, "--size", str(_USERS_BYTES), "--tmpfs", place)
-    for plank in (*system_planks(), *_extra_planks(recipe)):
+    for plank in (*system_planks(), *extra_planks(recipe.read_only)):
         plank.lay(plan)
     plan.add("--proc", "/proc", "--dev", "/dev")
     for size, mode, place in (
@@ -143,7 +142,7 @@ def _furnish(plan: Plan, recipe: Recipe, workspace: int) -> None:
         plan.bind(workspace, "/workspace", read_only=False)
     for mount in recipe.mounts:
         if not mount.in_workspace:
-            plan.add("--dir", _mount_point(mount.inside))
+            plan.add("--dir", mount_point(mount.inside))
 
 
 def _new_folder(path: str | None) -> str:
@@ -169,23 +168,3 @@ async def _ready(agent: Agent, launcher: Launcher) -> int:
             f"the sandbox did not start: {said or 'it gave no reason'}",
             hint="`skep doctor` shows what this machine lacks and how to fix it",
         ) from error
-
-
-def _extra_planks(recipe: Recipe) -> list[Plank]:
-    # Real paths: a link of the host, shown as a link, could lead a later mount point to a folder the agent writes.
-    for host in recipe.read_only:
-        if not os.path.exists(host):
-            raise InvalidRequest(f"there is nothing at {host!r} to show", hint="give a path that exists on the host")
-    return [Plank(Path(os.path.realpath(host)), _mount_point(inside)) for host, inside in recipe.read_only.items()]
-
-
-def _mount_point(inside: str) -> str:
-    # Two leading slashes survive normpath, and would hide the first folder's name.
-    clean = "/" + os.path.normpath(inside).lstrip("/")
-    taken = ("", "workspace", "tmp", "cache", "dev", "proc")
-    if not inside.startswith("/") or clean.split("/")[1] in taken or f"{clean}/".startswith("/run/skep/"):
-        raise InvalidRequest(
-            f"nothing can be mounted at {inside!r}",
-            hint="choose a path that the agent cannot write to, such as /opt/tools",
-        )
-    return clean

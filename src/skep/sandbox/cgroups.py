@@ -102,7 +102,7 @@ class Group:
 
     def limit(self, limits: Limits) -> None:
         """Write the limits; raises if one cannot be set. Called before anything of the sandbox runs."""
-        _check(limits)
+        check(limits)
         for controller, name, value in self._settings(limits):
             try:
                 _write(self._file(controller, name), value)
@@ -233,7 +233,8 @@ def _serves(place: Place, note: Note) -> bool:
     return True
 
 
-def _check(limits: Limits) -> None:
+def check(limits: Limits) -> None:
+    """Refuse limits that are none."""
     # A version 1 group takes -1 for no limit at all, and a number that is none compares as no other does.
     wrong = [field.name for field in fields(limits) if not getattr(limits, field.name) > 0]
     if wrong or limits.cpus > _MOST_CPUS:

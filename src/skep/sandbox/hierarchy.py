@@ -1,8 +1,8 @@
-"""Where this process stands in the hierarchies of control groups, as folders.
+"""Where a process stands in the hierarchies of control groups, as folders.
 
 A path in /proc/self/cgroup counts from the root of the hierarchy, or of the cgroup namespace; what is mounted may be
 only a part of it, anywhere, with several controllers in one place (`cpu,cpuacct`). So the two are put together from
-the mount table, and a folder counts only if it lists this very process.
+the mount table, and a folder counts only if it lists the very process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from pathlib import Path
 
 def own_folder(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
     """Return the folder of this process's group for a version 1 controller, or for version 2 with ''."""
+    return _folder(controller, proc, os.getpid(), proc)
+
+
+def folder_of(pid: int, controller: str) -> Path | None:
+    """Return the folder of another process's group, as this process sees it."""
+    return _folder(controller, Path(f"/proc/{pid}"), pid, Path("/proc/self"))
+
+
+def _folder(controller: str, whose: Path, pid: int, seen_by: Path) -> Path | None:
     try:
-        path = _own_path(controller, proc)
-        for root, mount_point in _mounts(controller, proc):
+        path = _path(controller, whose)
+        for root, mount_point in _mounts(controller, seen_by):
             folder = _below(path, root, mount_point)
-            if folder is not None and str(os.getpid()) in members(folder):
+            if folder is not None and str(pid) in members(folder):
                 return folder
     except (KeyError, OSError):
         pass
@@ -31,7 +40,7 @@ def members(folder: Path) -> list[str]:
     return (folder / "cgroup.procs").read_text().split()
 
 
-def _own_path(controller: str, proc: Path) -> str:
+def _path(controller: str, proc: Path) -> str:
     for line in (proc / "cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):

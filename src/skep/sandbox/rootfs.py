@@ -6,10 +6,13 @@ import base64
 import json
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from skep.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from skep.sandbox.launcher import Plan
@@ -22,13 +25,21 @@ _ETC = (
     "/etc/python3", "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
 )  # fmt: skip
 
+
+def users(uid: int, gid: int) -> dict[str, str]:
+    """Return the files by which this user inside is named `agent`."""
+    return {
+        "/etc/passwd": (
+            "root:x:0:0:root:/workspace:/bin/bash\n"
+            f"agent:x:{uid}:{gid}:agent:/workspace:/bin/bash\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+        ),
+        "/etc/group": f"root:x:0:\nagent:x:{gid}:\nnogroup:x:65534:\n",
+    }
+
+
 _WRITTEN = {
-    "/etc/passwd": (
-        "root:x:0:0:root:/workspace:/bin/bash\n"
-        "agent:x:1000:1000:agent:/workspace:/bin/bash\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-    ),
-    "/etc/group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    **users(1000, 1000),
     "/etc/hosts": "127.0.0.1 localhost skep\n::1 localhost\n",
     "/etc/hostname": "skep\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
@@ -92,3 +103,25 @@ def network_planks(certificate: bytes) -> list[Plank]:
     authority = base64.b64encode(ssl.PEM_cert_to_DER_cert(certificate.decode())).decode()
     planks.append(Plank(json.dumps({"CACertificates": [authority]}), "/etc/chromium/policies/managed/skep.json"))
     return planks
+
+
+def extra_planks(read_only: Mapping[str, str]) -> list[Plank]:
+    """Return what of the host a sandbox is to see besides: where it is there to where it appears inside."""
+    # Real paths: a link of the host, shown as a link, could lead a later mount point to a folder the agent writes.
+    for host in read_only:
+        if not os.path.exists(host):
+            raise InvalidRequest(f"there is nothing at {host!r} to show", hint="give a path that exists on the host")
+    return [Plank(Path(os.path.realpath(host)), mount_point(inside)) for host, inside in read_only.items()]
+
+
+def mount_point(inside: str) -> str:
+    """Return the plain form of a path at which something may be shown, or refuse it."""
+    # Two leading slashes survive normpath, and would hide the first folder's name.
+    clean = "/" + os.path.normpath(inside).lstrip("/")
+    taken = ("", "workspace", "tmp", "cache", "dev", "proc")
+    if not inside.startswith("/") or clean.split("/")[1] in taken or f"{clean}/".startswith("/run/skep/"):
+        raise InvalidRequest(
+            f"nothing can be mounted at {inside!r}",
+            hint="choose a path that the agent cannot write to, such as /opt/tools",
+        )
+    return clean
