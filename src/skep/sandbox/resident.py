@@ -23,6 +23,7 @@ from skep.sandbox.cgroups import Group
 from skep.sandbox.claim import Owner
 from skep.sandbox.egress.gate import Passage, gate
 from skep.sandbox.egress.policy import Policy
+from skep.sandbox.former import Former
 from skep.sandbox.guest import Guest
 from skep.sandbox.inlet import connected
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
@@ -84,6 +85,7 @@ class ResidentSandbox(Sandbox):
         self._group = housing.group
         self._agent = agent
         self._mounts = recipe.mounts
+        self._former = Former()
         #: Cleared while the workspace is being swapped for another.
         self._settled = asyncio.Event()
         self._settled.set()
@@ -189,6 +191,7 @@ class ResidentSandbox(Sandbox):
     async def _lay_instead(self, stack: Stack) -> None:
         namespace = await self._agent.ask(NETWORK, MOUNTS)
         mounts = [mount for mount in self._mounts if mount.in_workspace]
+        self._former.keep(os.open("workspace", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.files.root_fd))
         try:
             await lay(namespace.fd, stack, mounts, owner=self._housing.owner, instead=True)
         except SandboxLost:
@@ -224,6 +227,7 @@ class ResidentSandbox(Sandbox):
         if self._passage is not None:
             await self._passage.close()
         self._watcher.close()
+        self._former.close()
         self.files.close()
         await self._housing.end()
 
