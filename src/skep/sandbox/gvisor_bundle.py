@@ -10,16 +10,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from skep.errors import InvalidRequest, SandboxUnusable
 from skep.sandbox import kernels
 from skep.sandbox.binary import native
 from skep.sandbox.gvisor_config import Config, First, Shown
 from skep.sandbox.recipe import Recipe
-from skep.sandbox.rootfs import Plank, system_planks
-
-#: What to mount, where, and the inode that it must have: 0 where it does not matter which folder a path leads to.
-Bind = tuple[str, str, int]
+from skep.sandbox.rootfs import Plank, extra_planks, system_planks
 
 _INSIDE_UID = 1000
 #: Made fresh inside, so nothing of a root file system is shown there.
@@ -28,6 +26,16 @@ _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 #: The folder of devices can be written to, like that of a container.
 _DEVICES_BYTES = 1 << 20
 _STATX = "/run/skep/statx.so"
+
+
+class Bind(NamedTuple):
+    """A folder or file of the host, and where `gvisor_launch` mounts it."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    #: What the source must be; 0 where it does not matter which folder its path leads to.
+    inode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class Bundle:
     folder: Path
     binds: list[Bind] = field(default_factory=list)
     mounts: list[Shown] = field(default_factory=list)
+    command: tuple[str, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -62,14 +71,14 @@ class Bundle:
                 target.symlink_to(os.readlink(path))
             case Path() as path if path.is_dir():
                 target.mkdir()
-                self.binds.append((str(path), str(target), 0))
+                self.binds.append(Bind(str(path), str(target)))
             case Path() as path:
                 _write(target, path.read_bytes())
 
     def show(self, source: str, inside: str, *, read_only: bool = True, inode: int = 0) -> None:
         """Mount a file or folder of the host apart from the root, so that its changes are seen."""
         point = self._place(inside)
-        if any(point.is_relative_to(target) for _, target, _ in self.binds):
+        if any(point.is_relative_to(bind.target) for bind in self.binds[1:]):
             raise InvalidRequest(
                 f"nothing can be mounted at {inside!r}, which lies in a folder of the system",
                 hint="choose a path of its own, such as /opt/tools",
@@ -78,13 +87,18 @@ class Bundle:
         through.parent.mkdir(exist_ok=True)
         for place in (through, point):
             _make_like(source, place)
-        self.binds.append((source, str(through), inode))
+        self.binds.append(Bind(source, str(through), read_only, inode))
         self.mounts.append(Shown.folder(str(through), inside, read_only=read_only))
 
     def room(self, inside: str, size_bytes: int, mode: str) -> None:
         """Give it a place in memory, of a size."""
         self._place(inside).mkdir(exist_ok=True)
         self.mounts.append(Shown.memory(inside, f"size={size_bytes}", f"mode={mode}"))
+
+    def write(self) -> None:
+        """Write config.json."""
+        config = Config(process=First(args=self.command), mounts=tuple(self.mounts))
+        _write(self.folder / "config.json", config.text())
 
     def _place(self, inside: str) -> Path:
         target = self.root / inside.lstrip("/")
@@ -93,9 +107,10 @@ class Bundle:
 
 
 def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin) -> Bundle:
-    """Write a bundle into a folder. `workspace` is what /workspace shows, by its path and inode."""
+    """Put together what a sandbox sees, in a folder. `workspace` is what /workspace shows, by its path and inode."""
     bundle = Bundle(folder)
     bundle.root.mkdir(mode=0o755)
+    bundle.binds.append(Bind(str(bundle.root), str(bundle.root)))  # first of all, and read-only
     rootfs = recipe.options.get("rootfs")
     for plank in system_planks() if rootfs is None else planks_of(Path(rootfs)):
         bundle.lay(plank)
@@ -103,9 +118,8 @@ def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin
         bundle.lay(Plank(content, inside))
     bundle.lay(Plank(Path(kernels.FOLDER), kernels.INSIDE))
     _mount(bundle, recipe, workspace)
-    command = (_python(bundle), "-I", "-S", "-u", "/run/skep/enter.py", str(_INSIDE_UID), "/run/skep/twin.py")
-    first = First(args=(*command, *twin.arguments))
-    _write(folder / "config.json", Config(process=first, mounts=tuple(bundle.mounts)).text())
+    enter = ("-I", "-S", "-u", "/run/skep/enter.py", str(_INSIDE_UID), "/run/skep/twin.py")
+    bundle.command = (_python(bundle), *enter, *twin.arguments)
     return bundle
 
 
@@ -139,8 +153,8 @@ def _mount(bundle: Bundle, recipe: Recipe, workspace: tuple[str, int]) -> None:
     bundle.room("/cache", recipe.limits.cache_bytes, "0755")
     folder, inode = workspace
     bundle.show(folder, "/workspace", read_only=False, inode=inode)
-    for host, inside in recipe.read_only.items():
-        bundle.show(_existing(host), _mount_point(inside))
+    for plank in extra_planks(recipe.read_only):
+        bundle.show(str(plank.source), plank.inside)
 
 
 def _brought(twin: Twin) -> Mapping[str, bytes]:
@@ -157,30 +171,13 @@ def _python(bundle: Bundle) -> str:
     """Return the interpreter that the twin runs with: the system's own, since a user's may lie out of reach."""
     for python in _PYTHONS:
         place = bundle.root / python.lstrip("/")
-        for source, target, _ in bundle.binds:
-            if place.is_relative_to(target) and os.path.lexists(Path(source) / place.relative_to(target)):
+        for bind in bundle.binds[1:]:
+            if place.is_relative_to(bind.target) and os.path.lexists(bind.source / place.relative_to(bind.target)):
                 return python
     raise SandboxUnusable(
         "there is no Python in the sandbox for the part of Skep that runs in it",
         hint="install python3 (3.9 or newer) with the system's packages, or into the root file system",
     )
-
-
-def _existing(host: str) -> str:
-    if not os.path.exists(host):
-        raise InvalidRequest(f"there is nothing at {host!r} to show", hint="give a path that exists on the host")
-    return os.path.realpath(host)
-
-
-def _mount_point(inside: str) -> str:
-    parts = inside.split("/")
-    plain = parts[0] == "" and len(parts) > 1 and all(part not in ("", ".", "..") for part in parts[1:])
-    if not plain or parts[1] in _FRESH or "\0" in inside:
-        raise InvalidRequest(
-            f"nothing can be mounted at {inside!r}",
-            hint="choose a path that the agent cannot write to, such as /opt/tools",
-        )
-    return inside
 
 
 def _make_like(source: str, place: Path) -> None:

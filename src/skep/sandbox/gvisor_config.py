@@ -58,10 +58,10 @@ class First(_Part):
 
 
 class Root(_Part):
-    """The root file system, in the bundle's folder."""
+    """The root file system, in the bundle's folder. It is read-only before runsc sees it."""
 
     path: str = "root"
-    readonly: bool = True
+    readonly: bool = False
 
 
 class Namespace(_Part):

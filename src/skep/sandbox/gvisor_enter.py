@@ -17,13 +17,14 @@ _CAPABILITIES_V3 = 0x20080522
 
 
 def main() -> None:
-    uid, program, *arguments = sys.argv[1:]
+    number, program, *arguments = sys.argv[1:]
+    held = {"uid_map": os.geteuid(), "gid_map": os.getegid()}
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_USER) != 0:
         sys.exit(f"no user namespace: {os.strerror(ctypes.get_errno())}")
-    for name in ("uid_map", "gid_map"):
+    for name, outside in held.items():
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        os.write(fd, f"{uid} 0 1".encode())
+        os.write(fd, f"{number} {outside} 1".encode())
         os.close(fd)
     header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
     if libc.capset(header, none) != 0:

@@ -20,6 +20,7 @@ _ORDERS = 3
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x40000000
 _ALONE = _NEW_USER | _NEW_MOUNTS | _NEW_NET | _NEW_IPC | _NEW_UTS
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
+_MOUNT_SETATTR, _AT_RECURSIVE, _READ_ONLY = 442, 0x8000, 1
 _SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -56,12 +57,16 @@ def _join(doors: list[int]) -> None:
         os.close(door)
 
 
-def _show(binds: list[tuple[str, str, int]]) -> None:
+def _show(binds: list[tuple[str, str, bool, int]]) -> None:
     _check(_libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "/")
-    for source, target, inode in binds:
+    for source, target, read_only, inode in binds:
         _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None), source)
         if inode and os.stat(target).st_ino != inode:
             sys.exit(f"{source}: it is another folder by now")
+        if read_only:
+            # Not left to runsc, which forgets what else a mount was locked to (nosuid, say) and is refused.
+            change = (ctypes.c_uint64 * 4)(_READ_ONLY)
+            _check(_libc.syscall(_MOUNT_SETATTR, -1, os.fsencode(target), _AT_RECURSIVE, change, 32), source)
 
 
 def _become(uid: int, gid: int) -> None:
