@@ -175,7 +175,7 @@ class Agent:
         self._answers.pop(order_id, None)
         if report.kind == REFUSED:
             self._exits.pop(order_id, None)
-            raise _refusal(report.without_fd(), spawn)
+            raise refusal(report.without_fd(), spawn)
         if terminal is None:
             return report.without_fd()
         if report.fd < 0:
@@ -367,7 +367,8 @@ def _in_memory(data: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _refusal(report: Report, spawn: Spawn) -> Exception:
+def refusal(report: Report, spawn: Spawn) -> Exception:
+    """Put into words why a command could not be started."""
     reason = os.strerror(report.a)
     match report.b:
         case stage if stage == AT_EXEC and report.a == errno.E2BIG:

@@ -535,10 +535,11 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _meaning(error, path) from error
+        raise meaning(error, path) from error
 
 
-def _meaning(error: OSError, path: str) -> SkepError:
+def meaning(error: OSError, path: str) -> SkepError:
+    """Put the kernel's answer about a path into our words."""
     shown = path if len(path) <= 200 else path[:200] + "…"
     reason = os.strerror(error.errno or 0)
     match error.errno:
