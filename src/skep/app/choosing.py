@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from skep.config.secrets import CloudKeys
 from skep.config.settings import Settings
 from skep.errors import NotFound, SandboxDisabled, SandboxUnusable
-from skep.sandbox.mechanisms import LEVELS, MECHANISMS, Choice, Finding, Isolation, at_least, usable
+from skep.sandbox.mechanisms import LEVELS, MECHANISMS, Choice, Feature, Finding, Isolation, Needs, at_least, usable
 
 if TYPE_CHECKING:  # these bring the database along, which a throwaway sandbox has no use for
     from skep.app.program import Program
@@ -24,6 +24,12 @@ if TYPE_CHECKING:  # these bring the database along, which a throwaway sandbox h
     from skep.workspace.manifest import Manifest
 
 Tell = Callable[[str], None]
+#: Why a mechanism does not do for what is needed, by what it lacks.
+_LACKS: dict[Feature, str] = {
+    "folder": "its sandboxes are elsewhere, and a workspace lies on this machine",
+    "mounts": "it cannot show a folder that several write to",
+    "network": "it cannot hold its sandboxes to a list of hosts",
+}
 #: How long a mechanism that could be used is not asked again.
 _FRESH_S = 5.0
 _found: dict[tuple[str, str], tuple[float, Finding]] = {}
@@ -35,23 +41,22 @@ class Demand:
 
     mechanisms: tuple[str, ...]
     isolation: Isolation = "namespaces"
-    #: Whether it works in the folder of a workspace, which has to be on this machine.
-    workspace: bool = False
+    needs: Needs = frozenset()
 
 
-def demand(settings: Settings, hive: Hive | None = None, *, workspace: bool = False) -> Demand:
+def demand(settings: Settings, hive: Hive | None = None, *, needs: Needs = frozenset()) -> Demand:
     """Return what a hive demands: what it has chosen itself, over the settings.
 
     The least isolation is the stronger of the two, so that no hive goes below what the settings demand.
     """
     wanted = settings.sandbox
     if hive is None:
-        return Demand((wanted.mechanism, *wanted.fallback), wanted.isolation, workspace)
+        return Demand((wanted.mechanism, *wanted.fallback), wanted.isolation, needs)
     own = hive.upkeep
     first = own.sandbox_mechanism or wanted.mechanism
     then = wanted.fallback if own.sandbox_fallback is None else own.sandbox_fallback
     isolation = max(wanted.isolation, cast(Isolation, own.sandbox_isolation or "none"), key=LEVELS.index)
-    return Demand(tuple(dict.fromkeys((first, *then))), isolation, workspace)
+    return Demand(tuple(dict.fromkeys((first, *then))), isolation, needs)
 
 
 def options(settings: Settings, keys: CloudKeys, name: str) -> dict[str, Any]:
@@ -94,9 +99,9 @@ def unfit(name: str, asked: Demand) -> Finding | None:
     if not at_least(mechanism.isolation, asked.isolation):
         why = f"its isolation is {mechanism.isolation}, and {asked.isolation} is demanded"
         return Finding(False, why, "name a mechanism that isolates more, or demand less (see: skep doctor)")
-    if asked.workspace and mechanism.holds == "nothing":
-        why = "it runs elsewhere, and a workspace lies on this machine"
-        return Finding(False, why, f"use {name} for sandboxes that are thrown away, and another for workspaces")
+    lacks = [_LACKS[feature] for feature in _LACKS if feature in asked.needs - mechanism.offers]
+    if lacks:
+        return Finding(False, " and ".join(lacks), "use another mechanism for this, such as bubblewrap")
     return None
 
 
@@ -135,7 +140,7 @@ def _instead(name: str, wanted: str, lack: Finding) -> str:
 
 def _none(asked: Demand, refused: Mapping[str, Finding]) -> SandboxUnusable:
     reasons = "; ".join(f"{name}: {found.why}" for name, found in refused.items())
-    what = "a workspace" if asked.workspace else "a sandbox"
+    what = "a workspace" if "folder" in asked.needs else "a sandbox"
     fixes = dict.fromkeys(found.fix for found in refused.values() if found.fix)
     return SandboxUnusable(
         f"nothing that was asked for can hold {what} with isolation {asked.isolation}. {reasons}",
@@ -175,17 +180,17 @@ class Chooser:
         self._program = program
         self._tell = tell
 
-    async def for_nobody(self) -> Choice:
+    async def for_nobody(self, needs: Needs = frozenset()) -> Choice:
         """Choose for a sandbox that is thrown away."""
-        return self._told(await choose(self._settings, self._keys, demand(self._settings)))
+        return self._told(await choose(self._settings, self._keys, demand(self._settings, needs=needs)))
 
-    async def for_workspace(self, manifest: Manifest) -> Choice:
+    async def for_workspace(self, manifest: Manifest, needs: Needs) -> Choice:
         """Choose for a workspace, by the hive that its labels name."""
         hive = await self._hive(manifest)
         if hive is not None and (off := await self.off(hive)) is not None:
             return off
         settings = self._program.settings if self._program else self._settings
-        choice = self._told(await choose(settings, self._keys, demand(settings, hive, workspace=True)))
+        choice = self._told(await choose(settings, self._keys, demand(settings, hive, needs=needs)))
         if hive is not None:
             await self._record(hive, choice)
         return choice

@@ -42,7 +42,7 @@ async def open_sandbox(settings: Settings, chooser: Chooser, *, allow: Sequence[
     """
     allowed = (*settings.policy.allowed_hosts, *allow)
     network = Network.to(*allowed, on_event=log_event) if allowed else None
-    choice = await chooser.for_nobody()
+    choice = await chooser.for_nobody(frozenset({"network"}) if network else frozenset())
     create = Sandbox.create(
         limits=limits(settings), network=network, mechanism=choice.mechanism, options=choice.options
     )

@@ -22,8 +22,10 @@ if TYPE_CHECKING:  # it takes longer to import than an engine takes to answer
 #: From nothing at all to another machine: what lies between a program inside and this one, weakest first.
 Isolation = Literal["none", "namespaces", "kernel", "machine"]
 LEVELS: tuple[Isolation, ...] = get_args(Isolation)
-#: What of a workspace on this machine it can work in: layers with folders shown in them, one folder, or nothing.
-Holds = Literal["layers", "folder", "nothing"]
+#: What a sandbox may be needed for: to work in a folder of this machine, in several laid over each other, with more
+#: folders shown in it, with a way to hosts on a list, and by several processes at once.
+Feature = Literal["folder", "layers", "mounts", "network", "guests"]
+Needs = frozenset[Feature]
 
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _ASK_S = 3.0
@@ -38,7 +40,7 @@ class Mechanism:
     isolation: Isolation
     needs: str
     description: str
-    holds: Holds = "folder"
+    offers: Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,12 @@ class Choice:
     instead_of: str | None = None
 
     @property
-    def holds(self) -> Holds:
-        """What of a workspace it can work in; one that is switched off is never asked."""
-        return MECHANISMS[self.mechanism].holds if self.mechanism in MECHANISMS else "layers"
+    def offers(self) -> Needs:
+        """What its sandboxes can be used for; one that is switched off refuses by itself."""
+        return MECHANISMS[self.mechanism].offers if self.mechanism in MECHANISMS else _EVERYTHING
 
 
+_EVERYTHING: Needs = frozenset(get_args(Feature))
 MECHANISMS: dict[str, Mechanism] = {
     one.name: one
     for one in (
@@ -78,39 +81,42 @@ MECHANISMS: dict[str, Mechanism] = {
             "namespaces",
             "user namespaces; its program comes with Skep",
             "namespaces, a system call filter and control groups of this kernel, without root and without a daemon",
-            holds="layers",
+            _EVERYTHING,
         ),
         Mechanism(
             "docker",
             "namespaces",
             "a Docker engine of this machine, and the extra skep[docker]",
             "a container with the same agent inside, without capabilities, its root read-only",
+            frozenset({"folder", "network"}),
         ),
         Mechanism(
             "gvisor",
             "kernel",
             "the program runsc",
             "a kernel of its own, in user space, between what runs inside and that of this machine",
+            frozenset({"folder"}),
         ),
         Mechanism(
             "e2b",
             "machine",
             "a key of E2B, and the extra skep[e2b]",
             "a virtual machine of E2B, reached over the network",
-            holds="nothing",
+            frozenset(),
         ),
         Mechanism(
             "daytona",
             "machine",
             "a key of Daytona, and the extra skep[daytona]",
             "a sandbox of Daytona, reached over the network",
-            holds="nothing",
+            frozenset(),
         ),
         Mechanism(
             "local",
             "none",
             "sandbox.allow_unsafe",
             "processes of this machine, with all that its user may do: no isolation",
+            frozenset({"folder"}),
         ),
     )
 }
@@ -237,10 +243,19 @@ def _connection(host: str) -> HTTPConnection:
     parts = urlsplit(host)
     if parts.scheme == "unix":
         connection = HTTPConnection("localhost", timeout=_ASK_S)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(_ASK_S)
-        connection.sock.connect(parts.path)
+        connection.sock = _knock(parts.path)
         return connection
     if parts.scheme in {"tcp", "http"} and parts.hostname:
         return HTTPConnection(parts.hostname, parts.port or 2375, timeout=_ASK_S)
     raise ValueError("an engine is at unix:///path or tcp://host:port")
+
+
+def _knock(path: str) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(_ASK_S)
+    try:
+        peer.connect(path)
+    except BaseException:
+        peer.close()
+        raise
+    return peer

@@ -7,7 +7,7 @@ with its controller, and whatever was written inside until then is in the tree t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any, Self
 
 from skep.errors import Conflict, SandboxLost, StorageFull, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.egress.network import Network
-from skep.sandbox.mechanisms import Choice
+from skep.sandbox.mechanisms import Choice, Feature, Needs
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace import manifest as manifests
+from skep.workspace.copies import copy_in
 from skep.workspace.faults import explained, in_thread
 from skep.workspace.grounds import Grounds
 from skep.workspace.holding import Holding
@@ -29,10 +30,10 @@ from skep.workspace.snapshot.snapshot import Snapshot
 #: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
 MOST_LAYERS = 24
 #: Says what holds the sandbox over a workspace. It is asked whenever one starts, whoever wants it.
-Choose = Callable[[Manifest], Awaitable[Choice]]
+Choose = Callable[[Manifest, Needs], Awaitable[Choice]]
 
 
-async def by_bubblewrap(_: Manifest) -> Choice:
+async def by_bubblewrap(_: Manifest, __: Needs) -> Choice:
     """Choose what needs nothing else."""
     return Choice()
 
@@ -147,7 +148,7 @@ class Held:
 
     async def swap_now(self) -> None:
         """Move a running sandbox to what the manifest says; what runs in it is ended, and it too if need be."""
-        if self._choice.holds != "layers":
+        if "layers" not in self._choice.offers:
             await self.stop()
             return
         sandbox = await self.live()
@@ -183,34 +184,50 @@ class Held:
     async def _start(self) -> Sandbox:
         if self.manifest.suspended:
             raise Conflict(f"workspace {self.id} is suspended", hint=f"skep workspace resume {self.id}")
-        choice = await self._outfit.choose(self.manifest)
-        if choice.holds == "layers":
+        mounts = [*(shown.mount() for shown in self.manifest.shown), *self._outfit.mounts]
+        choice = await self._outfit.choose(self.manifest, self._needs(mounts))
+        if "layers" in choice.offers:
             await self.compact()
         else:
             await self._flatten()
         await in_thread(self.grounds.trees.check, self.manifest.trees())
-        self._choice, self._sandbox = choice, await self._create(choice)
+        self._choice, self._sandbox = choice, await self._create(choice, mounts)
         return self._sandbox
+
+    def _needs(self, mounts: Sequence[Mount]) -> Needs:
+        needs: set[Feature] = {"folder"}
+        if self._outfit.network is not None:
+            needs.add("network")
+        if any(mount.mode != "read-only" for mount in mounts):
+            needs.add("mounts")
+        return frozenset(needs)
 
     async def _flatten(self) -> None:
         """Be one folder from here on, in which a mechanism without layers can work."""
         self.grounds = replace(self.grounds, layering="copy")
         await self.ready()
 
-    async def _create(self, choice: Choice) -> Sandbox:
+    async def _create(self, choice: Choice, mounts: Sequence[Mount]) -> Sandbox:
         stack = self.grounds.stack(self.manifest)
-        layered = choice.holds == "layers"
-        return await Sandbox.create(
+        layered, showing = "layers" in choice.offers, "mounts" in choice.offers
+        sandbox = await Sandbox.create(
             None if layered else stack.upper,
             stack=stack if layered else None,
             limits=await in_thread(self.grounds.limits_for, self.manifest),
-            mounts=[*(shown.mount() for shown in self.manifest.shown), *self._outfit.mounts],
+            mounts=mounts if showing else (),
             network=self._outfit.network,
             env={**self._environment(), **self._outfit.env},
             mechanism=choice.mechanism,
             options=choice.options,
             labels=self.manifest.labels,
         )
+        try:
+            if not showing:
+                await copy_in(sandbox, mounts)
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
 
     def _environment(self) -> Mapping[str, str]:
         version = self.manifest.snapshot_version
