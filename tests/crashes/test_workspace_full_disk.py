@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 PROGRAM = Path(__file__).with_name("workspace_filler.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))}
-MOUNT = 'mount -t tmpfs -o size=6m,nr_inodes=1500,mode=755 tmpfs "$0" && exec "$@"'
+MOUNT = 'mount -t tmpfs -o size=2m,nr_inodes=400,mode=755 tmpfs "$0" && exec "$@"'
 #: To mount takes a namespace in which an ordinary user is root; the program itself is an ordinary user again.
 PRIVATE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
 USUAL = [] if os.geteuid() == 0 else ["unshare", "-U", "--map-user=1000", "--map-group=1000"]
@@ -38,12 +39,15 @@ def need_small_disk(folder: Path) -> None:
 
 
 CHANGES = ["create", "checkpoint", "rollback", "fork", "clone", "adopt", "compact", "suspend"]
+#: What takes another way without layers.
+COPYING = ["create", "checkpoint", "rollback", "clone"]
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["inodes", "pages"])
-@pytest.mark.parametrize("layering", ["overlay", "copy"])
-@pytest.mark.parametrize("deed", CHANGES)
+@pytest.mark.parametrize(
+    ("deed", "layering", "kind"),
+    [*product(CHANGES, ["overlay"], ["inodes", "pages"]), *product(COPYING, ["copy"], ["pages"])],
+)
 def test_a_disk_that_fills_at_any_step_is_a_clear_error_and_no_half_state(
     deed: str, layering: str, kind: str, tmp_path: Path
 ) -> None:
@@ -52,7 +56,7 @@ def test_a_disk_that_fills_at_any_step_is_a_clear_error_and_no_half_state(
     assert ran.returncode == 0, ran.stderr
     outcome = json.loads(ran.stdout)
     assert outcome["wrong"] == []
-    assert outcome["rounds"] > 0 or (deed, layering) == ("compact", "copy"), "the disk was never full"
+    assert outcome["rounds"] > 0, "the disk was never full"
     assert outcome["errors"] in ([], ["StorageFull"])
 
 
@@ -68,8 +72,10 @@ def test_room_can_be_made_on_a_disk_that_is_full(deed: str, tmp_path: Path) -> N
     assert outcome["rounds"] <= {"destroy": 1, "sweep": 0, "forget": 2}[deed]
 
 
-@pytest.mark.parametrize("layering", ["overlay", "copy"])
-@pytest.mark.parametrize("deed", [*CHANGES, "destroy", "forget"])
+@pytest.mark.parametrize(
+    ("deed", "layering"),
+    [*product([*CHANGES, "destroy", "forget"], ["overlay"]), *product(["create", "checkpoint"], ["copy"])],
+)
 def test_a_disk_that_takes_no_writes_is_a_clear_error_and_changes_nothing(
     deed: str, layering: str, tmp_path: Path
 ) -> None:
