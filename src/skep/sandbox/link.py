@@ -12,6 +12,7 @@ import binascii
 import socket
 
 from skep.errors import SandboxLost
+from skep.sandbox.pipes import ReadEnd, WriteEnd
 
 #: What one line of armour may carry, and the most of an unfinished line that is kept.
 _LINE_BYTES = 48 << 10
@@ -58,6 +59,24 @@ class Housing(abc.ABC):
     @abc.abstractmethod
     async def end(self) -> None:
         """Stop everything and free everything. Safe to repeat; called after the link was closed, also by a failure."""
+
+
+class PipeLink(Link):
+    """A link over the controller's ends of a twin's standard output and input, which it owns."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading = ReadEnd(reading)
+        self._writing = WriteEnd(writing)
+
+    async def read(self) -> bytes:
+        return await self._reading.read()
+
+    async def write(self, data: bytes) -> None:
+        await self._writing.write(data)
+
+    async def close(self) -> None:
+        self._writing.close()
+        self._reading.close()
 
 
 def armoured(link: Link) -> Link:

@@ -1,0 +1,122 @@
+"""Serve one controller over standard input and output, until it hangs up."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ctypes
+import os
+import signal
+import termios
+import time
+import tty
+import warnings
+from collections.abc import Callable
+
+from skep.sandbox.twin.inside import wire
+from skep.sandbox.twin.inside.birth import Nursery
+from skep.sandbox.twin.inside.desk import Desk
+from skep.sandbox.twin.inside.family import Family
+from skep.sandbox.twin.inside.loop import READ, Loop, Outbox
+from skep.sandbox.twin.inside.paths import Root
+
+_SUBREAPER = 36
+_PIECE = 1 << 18
+
+
+class Goodbye(Exception):
+    """The conversation is over."""
+
+
+def main() -> None:
+    options = _options()
+    warnings.simplefilter("ignore")  # a fork while threads run is meant
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    family = Family(alone=options.alone)
+    hearing, speaking = _streams()
+    loop = Loop()
+    outbox = Outbox(loop, speaking, _armour if options.armour else bytes)
+    nursery = Nursery(fenced=not options.bare)
+    desk = Desk(loop, outbox, root=Root(os.fsencode(options.home)), nursery=nursery, family=family)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _leave)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(loop.waker, warn_on_full_buffer=False)
+    loop.watch(hearing, READ, _ears(hearing, desk, armour=options.armour))
+    loop.each_turn += [desk.reap, outbox.flush]
+    if options.patience:
+        _grow_impatient(loop, desk, options.patience)
+    outbox.say(wire.READY, 0, wire.COUNTED.pack(wire.VERSION))
+    try:
+        while True:
+            outbox.flush()
+            loop.turn()
+    except (Goodbye, BrokenPipeError):
+        pass
+    finally:
+        family.end()
+        os._exit(0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="twin")
+    parser.add_argument("--home", default="/workspace")
+    parser.add_argument("--armour", action="store_true", help="speak in lines of base64")
+    parser.add_argument("--alone", action="store_true", help="everything in this world belongs to the sandbox")
+    parser.add_argument("--bare", action="store_true", help="put no fence between commands and this program")
+    parser.add_argument("--patience", type=float, default=0, help="seconds of silence after which to end; 0 for ever")
+    return parser.parse_args()
+
+
+def _streams() -> tuple[int, int]:
+    """Take standard input and output for the conversation, and keep them from commands and stray prints."""
+    if os.isatty(0):
+        tty.setraw(0, termios.TCSANOW)
+    hearing, speaking = os.dup(0), os.dup(1)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(2 if not os.isatty(2) else nothing, 1)
+    os.close(nothing)
+    os.set_blocking(hearing, False)
+    return hearing, speaking
+
+
+def _leave(*_: object) -> None:
+    raise Goodbye
+
+
+def _ears(fd: int, desk: Desk, *, armour: bool) -> Callable[[], None]:
+    parser = wire.Parser(wire.ORDER_LIMIT)
+    lines = bytearray()
+
+    def opened(data: bytes) -> bytes:
+        lines.extend(data)
+        end = lines.rfind(b"\n") + 1
+        whole = bytes(lines[:end])
+        del lines[:end]
+        return b"".join(base64.b64decode(line) for line in whole.split())
+
+    def hear() -> None:
+        try:
+            data = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return
+        if not data:
+            raise Goodbye
+        for order in parser.feed(opened(data) if armour else data):
+            desk.carry_out(order)
+
+    return hear
+
+
+def _armour(frame: bytes) -> bytes:
+    return base64.b64encode(frame) + b"\n"
+
+
+def _grow_impatient(loop: Loop, desk: Desk, patience_s: float) -> None:
+    def look() -> None:
+        if time.monotonic() - desk.heard_at > patience_s:
+            raise Goodbye
+        loop.later(patience_s / 4, look)
+
+    look()

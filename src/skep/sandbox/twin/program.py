@@ -1,0 +1,33 @@
+"""The program that is sent in, made of the modules in `inside/`."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+_SANDBOX = Path(__file__).parent.parent
+_PACKAGES = ("skep", "skep/sandbox", "skep/sandbox/twin")
+_MAIN = b"from skep.sandbox.twin.inside.main import main\nmain()\n"
+#: One date for all, so that the same source is the same program.
+_DATE = (2020, 1, 1, 0, 0, 0)
+
+
+@cache
+def twin_program() -> bytes:
+    """Return the program as one file, which Python 3.9 or newer runs: `python3 -I -u twin.py [--home DIR] …`."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_entry("__main__.py"), _MAIN)
+        for package in _PACKAGES:
+            archive.writestr(_entry(f"{package}/__init__.py"), b"")
+        for path in (_SANDBOX / "erase.py", *sorted((_SANDBOX / "twin/inside").glob("*.py"))):
+            archive.writestr(_entry(f"skep/sandbox/{path.relative_to(_SANDBOX)}"), path.read_bytes())
+    return whole.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
