@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from skep.errors import SandboxLost
+from skep.errors import InvalidRequest, SandboxLost
 from skep.sandbox.sandbox import Command, Execution, Process, Sandbox, Stream, User
 
 #: When a command has ended and something it left behind holds its pipes open: how long they may be silent, and how
@@ -92,3 +94,8 @@ class _Capture:
         for reader in readers:
             if reader.done():
                 reader.result()
+
+
+def refused_with(error: InvalidRequest) -> int:
+    """Return the exit code by which a shell tells of a command that could not be started."""
+    return 126 if os.strerror(errno.EACCES) in error.message else 127

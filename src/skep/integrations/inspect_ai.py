@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from skep.errors import InvalidRequest, LimitReached, Unavailable
 from skep.integrations import users
-from skep.integrations.command import carry_out
+from skep.integrations.command import carry_out, refused_with
 from skep.integrations.extra import extra
 from skep.integrations.filesystem import Filesystem
 from skep.integrations.sample import SkepSandboxConfig, clear, computer, prepare
@@ -182,9 +182,10 @@ def _turn(wanted: bool) -> AbstractAsyncContextManager[object]:
 
 
 def _not_started(error: InvalidRequest) -> ExecResult[str]:
-    if os.strerror(errno.EACCES) in error.message:
+    code = refused_with(error)
+    if code == 126:
         raise PermissionError(errno.EACCES, error.message) from error
-    return ExecResult(False, 127, "", f"{error.message}\n")
+    return ExecResult(False, code, "", f"{error.message}\n")
 
 
 def _result(execution: Execution, timeout_s: int | None) -> ExecResult[str]:
