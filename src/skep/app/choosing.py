@@ -93,6 +93,14 @@ async def choose(settings: Settings, keys: CloudKeys, asked: Demand) -> Choice:
     raise _none(asked, refused)
 
 
+def require_possible(asked: Demand) -> None:
+    """Refuse a demand that nothing of what was asked for can meet, on whatever machine."""
+    refused = {name: unfit(name, asked) for name in asked.mechanisms if name != "disabled"}
+    found = {name: finding for name, finding in refused.items() if finding is not None}
+    if len(found) == len(asked.mechanisms):
+        raise _none(asked, found)
+
+
 def unfit(name: str, asked: Demand) -> Finding | None:
     """Say why a mechanism must not be used whatever is found here, or None."""
     mechanism = MECHANISMS[name]
@@ -108,9 +116,9 @@ def unfit(name: str, asked: Demand) -> Finding | None:
 async def _look(name: str, told: Mapping[str, Any], *, alone: bool) -> Finding:
     """Find out whether a mechanism can be used; one that was found so is not asked again for a while.
 
-    The only one that was asked for is not asked at all, unless it has to be allowed: its start says what it lacks.
+    Bubblewrap is tried by running it, so where there is nothing else it is not: its start says what it lacks.
     """
-    if alone and name != "local":
+    if alone and name == "bubblewrap":
         return Finding(True, "it was asked for")
     key = (name, repr(sorted(told.items())))
     known = _found.get(key)
@@ -179,18 +187,28 @@ class Chooser:
         self._keys = keys or CloudKeys()
         self._program = program
         self._tell = tell
+        self._complaint = ""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in effect."""
+        return self._program.settings if self._program else self._settings
 
     async def for_nobody(self, needs: Needs = frozenset()) -> Choice:
         """Choose for a sandbox that is thrown away."""
-        return self._told(await choose(self._settings, self._keys, demand(self._settings, needs=needs)))
+        return self._told(await choose(self.settings, self._keys, demand(self.settings, needs=needs)))
 
     async def for_workspace(self, manifest: Manifest, needs: Needs) -> Choice:
         """Choose for a workspace, by the hive that its labels name."""
         hive = await self._hive(manifest)
         if hive is not None and (off := await self.off(hive)) is not None:
             return off
-        settings = self._program.settings if self._program else self._settings
-        choice = self._told(await choose(settings, self._keys, demand(settings, hive, needs=needs)))
+        settings = self.settings
+        try:
+            choice = self._told(await choose(settings, self._keys, demand(settings, hive, needs=needs)))
+        except SandboxUnusable as error:
+            self._complain(error)
+            raise
         if hive is not None:
             await self._record(hive, choice)
         return choice
@@ -210,10 +228,16 @@ class Chooser:
             raise SandboxDisabled(off.why, hint=off.options["hint"])
 
     async def off(self, hive: Hive) -> Choice | None:
-        """Return the choice for a hive whose sandbox is switched off, None for another."""
-        if self._program is None:
-            return None
-        return switched_off(await self._program.rollouts.in_effect(hive.flags, hive.account_id), hive.name)
+        """Return the choice for a hive whose sandbox is switched off, None for another.
+
+        A hive that demands what nothing can give is refused at once: trying again would not help.
+        """
+        if self._program is not None:
+            flags = await self._program.rollouts.in_effect(hive.flags, hive.account_id)
+            if (off := switched_off(flags, hive.name)) is not None:
+                return off
+        require_possible(demand(self.settings, hive, needs=frozenset({"folder"})))
+        return None
 
     async def _hive(self, manifest: Manifest) -> Hive | None:
         hive_id, account = manifest.labels.get("hive"), manifest.labels.get("account")
@@ -223,6 +247,12 @@ class Chooser:
             return await self._program.hives.show(hive_id, account_id=account, deleted=True)
         except NotFound:  # it came from another home, and is nobody's here
             return None
+
+    def _complain(self, error: SandboxUnusable) -> None:
+        """Say once what is in the way: whoever starts a sandbox may try again for a while, and a person wonders."""
+        if error.message != self._complaint:
+            self._complaint = error.message
+            self._tell(f"{error.message}; try: {error.hint}")
 
     def _told(self, choice: Choice) -> Choice:
         if choice.notice:
