@@ -14,9 +14,11 @@ import os
 import signal as signals
 import socket
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from skep.errors import Defect, InvalidRequest, LimitReached, SandboxLost
 
@@ -399,3 +401,16 @@ def refusal(report: Report, spawn: Spawn) -> Exception:
             )
         case _:
             return Defect(f"the agent could not start {spawn.argv[0]!r} (stage {report.b}): {reason}")
+
+
+@cache
+def closed_in_children() -> weakref.WeakSet[socket.socket]:
+    """Return the connections that a forked child closes: by its copies, commands would outlive its parent."""
+    controls: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def let_go() -> None:
+        for control in controls:
+            control.close()
+
+    os.register_at_fork(after_in_child=let_go)
+    return controls

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal, NoReturn, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skep.errors import Conflict, InvalidRequest, LimitReached, SandboxLost
-from skep.sandbox.agent import BEGIN, END, Agent, Report
+from skep.sandbox.agent import BEGIN, END, Agent, Report, closed_in_children
 from skep.sandbox.cgroups import Group
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.guest import told_limit
 from skep.sandbox.limits import CommandLimits, LimitName, Limits
-from skep.sandbox.resident import ResidentSandbox, rlimits
+from skep.sandbox.resident import ResidentSandbox
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Stack
 from skep.sandbox.tree import Tree
@@ -58,7 +55,7 @@ async def join(control: socket.socket, introduction: Mapping[str, Any]) -> Joine
     agent = Agent(control)
     try:
         told = _understood(introduction)
-        _closed_in_children().add(control)
+        closed_in_children().add(control)
         async with asyncio.timeout(_READY_S):
             root = await agent.ready()
         if root < 0:
@@ -88,7 +85,7 @@ class JoinedSandbox(ResidentSandbox):
         self._settled = asyncio.Event()
         self._settled.set()  # the agent itself makes guests wait
         self._watcher = Bystander(agent, self.files, told.limits, watch_memory=told.group.way == "none")
-        self._rlimits = rlimits(told.limits, CommandLimits())
+        self._rlimits = self._rlimits_for(CommandLimits())
 
     async def stop(self) -> None:
         """Leave, which ends the commands started here. Safe to repeat; the sandbox goes on."""
@@ -199,16 +196,3 @@ def _understood(introduction: Mapping[str, Any]) -> Introduction:
             f"the process that holds the workspace speaks of it as no Skep of this version does: {error}",
             hint="end that process, and let this version of Skep start the sandbox",
         ) from error
-
-
-@cache
-def _closed_in_children() -> weakref.WeakSet[socket.socket]:
-    """Return the connections that a forked child closes: by its copies, commands would outlive its parent."""
-    controls: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-    def let_go() -> None:
-        for control in controls:
-            control.close()
-
-    os.register_at_fork(after_in_child=let_go)
-    return controls

@@ -93,7 +93,7 @@ class ResidentSandbox(Sandbox):
         if recipe.stack is not None:
             self._watcher.count_in(recipe.stack.upper)
         self._stopping: asyncio.Task[None] | None = None
-        self._rlimits = rlimits(recipe.limits, CommandLimits())
+        self._rlimits = self._rlimits_for(CommandLimits())
 
     async def start(
         self,
@@ -113,7 +113,7 @@ class ResidentSandbox(Sandbox):
             argv=_argv(command),
             env=self._environment(user, env, terminal),
             cwd=os.path.join("/workspace", cwd or ""),
-            limits=self._rlimits if limits is None else rlimits(self.limits, limits),
+            limits=self._rlimits if limits is None else self._rlimits_for(limits),
         )
         process = await AgentProcess.start(
             self._agent,
@@ -234,6 +234,9 @@ class ResidentSandbox(Sandbox):
     def _environment(self, user: User, env: Mapping[str, str] | None, terminal: Size | None) -> dict[str, str]:
         extra = {"TERM": "xterm-256color"} if terminal else {}
         return {**self._env, **extra, **(_ROOT_ENVIRONMENT if user == "root" else {}), **(env or {})}
+
+    def _rlimits_for(self, command: CommandLimits) -> dict[int, tuple[int, int]]:
+        return rlimits(self.limits, command)
 
     def _tally(self) -> tuple[int, int]:
         """Count how often something inside was ended for memory, and was refused another process."""
