@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from skep.sandbox.mechanisms import MECHANISMS
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 NAMES = [
@@ -21,6 +23,7 @@ NAMES = [
     "landlock",
     "bwrap",
     "sandbox",
+    "mechanism",
     "workspaces",
     "templates",
     "config",
@@ -43,8 +46,37 @@ def test_every_check_is_reported_in_json(cli: Cli) -> None:
 
 
 def test_a_pipe_gets_one_line_per_check(cli: Cli) -> None:
-    lines = cli("doctor").stdout.splitlines()
-    assert [line.split("\t")[1] for line in lines] == [*NAMES, "models", "disk"]
+    lines = [line.split("\t") for line in cli("doctor").stdout.splitlines()]
+    assert [line[1] for line in lines if line[0] != "mechanism"] == [*NAMES, "models", "disk"]
+    assert [line[1] for line in lines if line[0] == "mechanism"] == list(MECHANISMS)
+
+
+def test_every_mechanism_is_shown_with_its_isolation_and_what_it_lacks(cli: Cli, config: Path) -> None:
+    config.write_text('{"sandbox": {"docker": {"host": "unix:///nonexistent.sock"}}}')
+    found = {one["name"]: one for one in json.loads(cli("doctor", "--json").stdout)["mechanisms"]}
+    assert {name: one["isolation"] for name, one in found.items()} == {
+        name: one.isolation for name, one in MECHANISMS.items()
+    }
+    assert not found["docker"]["usable"] and found["docker"]["fix"]
+    assert found["bubblewrap"]["usable"] and found["bubblewrap"]["create_ms"] is None
+    assert not found["local"]["usable"] and "allow_unsafe" in found["local"]["fix"]
+
+
+def test_the_mechanisms_that_can_be_used_are_timed_on_the_spot(cli: Cli, config: Path) -> None:
+    absent = {"docker": {"host": "unix:///nonexistent.sock"}, "gvisor": {"path": "/nonexistent"}}
+    config.write_text(json.dumps({"sandbox": absent}))
+    found = json.loads(cli("doctor", "--bench", "--json").stdout)["mechanisms"]
+    timed = {one["name"] for one in found if one["create_ms"] and one["exec_ms"]}
+    assert timed == {one["name"] for one in found if one["usable"]} == {"bubblewrap"}
+
+
+def test_settings_that_nothing_here_can_meet_are_missing_something_essential(cli: Cli, config: Path) -> None:
+    sandbox = {"mechanism": "gvisor", "isolation": "kernel", "gvisor": {"path": "/nonexistent"}}
+    config.write_text(json.dumps({"sandbox": sandbox}))
+    ran = cli("doctor", "--json")
+    assert ran.returncode == 5
+    assert checks(ran)["mechanism"]["status"] == "missing"
+    assert "gvisor: there is no /nonexistent" in checks(ran)["mechanism"]["found"]
 
 
 def test_the_doctor_changes_nothing(cli: Cli, home: Path) -> None:

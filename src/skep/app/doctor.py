@@ -13,8 +13,9 @@ from typing import Literal
 from skep.app import fixes
 from skep.config import Environment, Settings
 from skep.config.secrets import mask_url
-from skep.errors import SkepError
+from skep.errors import SandboxUnusable, SkepError
 from skep.sandbox import probe
+from skep.sandbox.mechanisms import MECHANISMS, Choice
 from skep.sandbox.probe import Host, Trial
 
 Status = Literal["ok", "degraded", "missing"]
@@ -45,6 +46,7 @@ async def examine(environment: Environment, settings: Settings | SkepError) -> l
     return [
         *check_kernel(),
         await check_sandbox(),
+        *([] if isinstance(settings, SkepError) else [await check_mechanism(settings, environment)]),
         await check_workspaces("auto" if isinstance(settings, SkepError) else settings.workspace.layering),
         await check_templates(),
         check_config(environment, settings),
@@ -152,6 +154,26 @@ async def check_sandbox() -> Check:
         weaker = "ran a command; memory and processes are held by rlimits and a watcher, processor time is not held"
         return Check("sandbox", "degraded", weaker, "see the line on cgroups")
     return Check("sandbox", "ok", f"ran a command; limits are held by control groups {sandbox.limited_by}")
+
+
+async def check_mechanism(settings: Settings, environment: Environment) -> Check:
+    """Say what the settings come to here: which mechanism makes sandboxes."""
+    from skep.app.survey import settled
+
+    return judge_mechanism(settings, await settled(settings, environment.cloud_keys))
+
+
+def judge_mechanism(settings: Settings, chosen: Choice | SandboxUnusable) -> Check:
+    if isinstance(chosen, SandboxUnusable):
+        return Check("mechanism", "missing", chosen.message, chosen.hint or "see the table of mechanisms")
+    if chosen.mechanism == "disabled":
+        fix = 'set sandbox.mechanism to "bubblewrap" to switch them on'
+        return Check("mechanism", "degraded", "sandboxes are switched off, as the settings say", fix)
+    if chosen.notice:
+        return Check("mechanism", "degraded", chosen.notice, "see the table of mechanisms")
+    level = MECHANISMS[chosen.mechanism].isolation
+    found = f"{chosen.mechanism}, isolation {level}; at least {settings.sandbox.isolation} is demanded"
+    return Check("mechanism", "ok", found)
 
 
 async def check_workspaces(wanted: Layering) -> Check:
