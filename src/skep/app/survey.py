@@ -1,4 +1,4 @@
-"""Look at every mechanism: whether it can be used here, how far it isolates, and how fast it is, measured on the spot."""
+"""Look at every mechanism: whether it can be used here, how far it isolates, and how fast it is, measured just now."""
 
 from __future__ import annotations
 
