@@ -1,0 +1,34 @@
+"""The sandbox contract, kept on machines of Daytona: its own SDK, and a Daytona that is played on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import ClassVar
+
+import pytest
+from tests.clouds.daytona.cloud import Cloud, served
+
+from skep.sandbox.limits import Limits
+from skep.sandbox.sandbox import Sandbox
+from skep.testing import Gap, MakeSandbox, SandboxContract
+
+
+class TestDaytona(SandboxContract):
+    gaps: ClassVar[Mapping[str, Gap]] = {}
+
+    @pytest.fixture(scope="class")
+    def cloud(self) -> Iterator[Cloud]:
+        with served() as cloud:
+            yield cloud
+
+    @pytest.fixture
+    def make_sandbox(self, cloud: Cloud) -> MakeSandbox:
+        def make(*, limits: Limits | None = None) -> Awaitable[Sandbox]:
+            return Sandbox.create(limits=limits, mechanism="daytona", options=cloud.options)
+
+        self._cloud = cloud
+        return make
+
+    async def destroy(self, sandbox: Sandbox) -> None:
+        """Take the machine away, as Daytona does when its host fails."""
+        self._cloud.destroy(sandbox.id)
