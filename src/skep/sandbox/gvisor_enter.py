@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import sys
 
 _NEW_USER = 0x10000000
@@ -32,8 +33,7 @@ def main() -> None:
     # What commands say to it ends here: the host keeps standard error in memory, for what goes wrong until now.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.argv = [program, *arguments]
-    with open(program, "rb") as file:
-        exec(compile(file.read(), program, "exec"), {"__name__": "__main__", "__file__": program})  # noqa: S102
+    runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""gVisor: a kernel of its own in user space, which answers the system calls of what runs inside.
+
+Stand-alone, `runsc` runs a bundle without privilege, for root as for an ordinary user. With the option `engine`, a
+Docker engine that knows runsc as a runtime does. Either way the twin is the first process, and serves the contract.
+
+What Debian's build of 2022 does not do is listed in docs/guides/mechanisms.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from skep.errors import SandboxUnusable
+from skep.sandbox.claim import Owner, claim
+from skep.sandbox.gvisor_bundle import Bundle, Twin, furnish
+from skep.sandbox.gvisor_house import Folder, House, Orders
+from skep.sandbox.leftovers import sweep_once
+from skep.sandbox.recipe import Recipe
+from skep.sandbox.stream import StreamSandbox, twin_program
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: What holds for every sandbox. Control groups are joined before runsc starts, which needs no privilege then.
+_FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--file-access-mounts=shared", "--overlay2=none")
+
+
+async def start(recipe: Recipe) -> StreamSandbox:
+    """Start a sandbox with this mechanism."""
+    _refuse(recipe)
+    if recipe.options.get("engine"):
+        from skep.sandbox.gvisor_engine import start_in_engine
+
+        return await start_in_engine(recipe)
+    house = await open_house(recipe, Twin(twin_program(), ("--alone",)))
+    try:
+        sandbox = await StreamSandbox.over(house.link, house, recipe, mechanism="gvisor")
+    except SandboxUnusable as error:
+        raise SandboxUnusable(
+            f"the gVisor sandbox did not start: {house.complaint() or error.message}",
+            hint="`skep doctor` shows what this machine lacks and how to fix it",
+        ) from error
+    house.watch()
+    sweep_once()
+    return sandbox
+
+
+async def open_house(recipe: Recipe, twin: Twin) -> House:
+    """Make all that a sandbox needs on the host, and start runsc with a program in it."""
+    runsc = find_runsc(recipe.options.get("path"))
+    folder = await asyncio.to_thread(Folder.make)
+    try:
+        orders = await asyncio.to_thread(_order, folder, recipe, twin, runsc)
+        # In the event loop's own thread: the kernel ends runsc with the thread that has started it.
+        return House.start(folder, orders, recipe.limits)
+    except BaseException:
+        await asyncio.to_thread(folder.remove)
+        raise
+
+
+def find_runsc(named: str | None = None) -> str:
+    """Return the path of runsc: the one that is named, or the system's."""
+    path = shutil.which(named or "runsc", path=None if named else _SYSTEM_PATH)
+    if path is None:
+        raise SandboxUnusable(
+            f"there is no {named or 'runsc'} on this machine", hint="install gVisor: sudo apt-get install runsc"
+        )
+    return path
+
+
+def prepare(folder: Path, recipe: Recipe, twin: Twin) -> tuple[Bundle, Owner]:
+    """Put together what a sandbox sees; return it with the host's user whose the workspace is."""
+    workspace = recipe.stack.upper if recipe.stack else recipe.folder or str(folder / "workspace")
+    fd, owner = claim(workspace, adopt=recipe.adopt)
+    try:
+        inode = os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+    return furnish(folder, recipe, (workspace, inode), twin), owner or (os.geteuid(), os.getegid())
+
+
+def _order(folder: Folder, recipe: Recipe, twin: Twin, runsc: str) -> Orders:
+    bundle, user = prepare(folder.path, recipe, twin)
+    bundle.write()
+    state = folder.path / "state"
+    state.mkdir(mode=0o700)
+    # runsc walks to the bundle and writes its state as the sandbox's own user.
+    for path in (folder.path, state):
+        os.chown(path, *user)
+    argv = (runsc, f"--root={state}", *_FLAGS, "run", f"--bundle={folder.path}", folder.id)
+    return Orders(argv, user, tuple(bundle.binds))
+
+
+def _refuse(recipe: Recipe) -> None:
+    """Say what this mechanism does not have, rather than leave it out."""
+    if recipe.network is not None:
+        raise SandboxUnusable(
+            "a gVisor sandbox has no network: Skep's allow-list cannot reach into its own kernel",
+            hint="use bubblewrap for work that needs a network, or leave network= out",
+        )
+    if recipe.mounts or (recipe.stack is not None and recipe.stack.layers):
+        raise SandboxUnusable(
+            "a gVisor sandbox works in one plain folder, without layers and without folders mounted in it",
+            hint="copy what it needs into the workspace, or show it read-only outside of it with read_only=",
+        )
