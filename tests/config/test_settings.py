@@ -122,3 +122,40 @@ def test_the_keys_of_a_store_come_from_the_environment_and_are_not_shown() -> No
     assert (keys.access_key_id, keys.secret_access_key, keys.region) == ("bees", "planted-secret", None)
     assert environment.secrets == ("planted-secret",)
     assert "planted-secret" not in repr(keys)
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "field", "said"),
+    [
+        ({"isolation": "kernel"}, "sandbox.mechanism", "bubblewrap: its isolation is namespaces"),
+        ({"mechanism": "gvisor", "isolation": "kernel", "fallback": ["docker"]}, "sandbox.fallback", "docker"),
+        ({"mechanism": "local"}, "sandbox.mechanism", "its isolation is none"),
+        ({"mechanism": "local", "isolation": "none"}, "sandbox.mechanism", "allow_unsafe"),
+        ({"fallback": ["local"], "isolation": "none"}, "sandbox.fallback", "allow_unsafe"),
+        ({"fallback": ["bubblewrap"]}, "sandbox.fallback", "twice"),
+        ({"fallback": ["disabled"]}, "sandbox.fallback[0]", "should be"),
+        ({"mechanism": "magic"}, "sandbox.mechanism", "should be"),
+        ({"docker": {"host": "tcp://10.0.0.1:2375"}}, "sandbox.docker.host", "unix:///"),
+        ({"docker": {"image": "debian", "rootfs": "/srv/root"}}, "sandbox.docker.rootfs", "image"),
+        ({"gvisor": {"path": "runsc"}}, "sandbox.gvisor.path", "absolute path"),
+        ({"e2b": {"api_key": "abc"}}, "sandbox.e2b.api_key", "secret"),
+    ],
+)
+def test_a_mechanism_that_is_too_weak_or_wrongly_told_is_refused(
+    sandbox: dict[str, object], field: str, said: str
+) -> None:
+    judged = judge(json.dumps({"sandbox": sandbox}).encode())
+    assert isinstance(judged, list)
+    assert (judged[0].field, said in judged[0].message) == (field, True), judged[0]
+
+
+def test_what_isolates_nothing_can_be_had_by_whoever_asks_twice() -> None:
+    asked = {"mechanism": "local", "isolation": "none", "allow_unsafe": True}
+    assert isinstance(judge(json.dumps({"sandbox": asked}).encode()), Settings)
+
+
+def test_the_keys_of_clouds_come_from_the_environment_and_are_not_shown() -> None:
+    variables = {"HOME": "/h", "E2B_API_KEY": "planted-secret", "DAYTONA_API_KEY": " "}
+    environment = Environment(Paths.of(variables), variables)
+    assert (environment.cloud_keys.e2b, environment.cloud_keys.daytona) == ("planted-secret", None)
+    assert "planted-secret" not in repr(environment.cloud_keys)

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 from skep.config.secrets import CloudKeys
 from skep.config.settings import Settings
 from skep.errors import NotFound, SandboxDisabled, SandboxUnusable
-from skep.sandbox.mechanisms import LEVELS, MECHANISMS, Choice, Feature, Finding, Isolation, Needs, at_least, usable
+from skep.sandbox.mechanisms import (
+    LEVELS,
+    MECHANISMS,
+    Choice,
+    Feature,
+    Finding,
+    Isolation,
+    Needs,
+    at_least,
+    offers,
+    usable,
+)
 
 if TYPE_CHECKING:  # these bring the database along, which a throwaway sandbox has no use for
     from skep.app.program import Program
@@ -66,7 +77,7 @@ def options(settings: Settings, keys: CloudKeys, name: str) -> dict[str, Any]:
         case "docker":
             told = wanted.docker.model_dump()
         case "gvisor":
-            told = {**wanted.gvisor.model_dump(), "host": wanted.docker.host}
+            told = wanted.gvisor.model_dump()
         case "e2b":
             told = {**wanted.e2b.model_dump(), "api_key": keys.e2b}
         case "daytona":
@@ -107,7 +118,7 @@ def unfit(name: str, asked: Demand) -> Finding | None:
     if not at_least(mechanism.isolation, asked.isolation):
         why = f"its isolation is {mechanism.isolation}, and {asked.isolation} is demanded"
         return Finding(False, why, "name a mechanism that isolates more, or demand less (see: skep doctor)")
-    lacks = [_LACKS[feature] for feature in _LACKS if feature in asked.needs - mechanism.offers]
+    lacks = [_LACKS[feature] for feature in _LACKS if feature in asked.needs - offers(name)]
     if lacks:
         return Finding(False, " and ".join(lacks), "use another mechanism for this, such as bubblewrap")
     return None

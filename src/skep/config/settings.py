@@ -68,9 +68,9 @@ def _check_archive_url(value: str) -> str:
 
 def _check_engine(value: str) -> str:
     parts = urlsplit(value)
-    if (parts.scheme == "unix" and not parts.netloc and parts.path) or (parts.scheme == "tcp" and parts.hostname):
+    if parts.scheme == "unix" and not parts.netloc and parts.path:
         return value
-    raise ValueError("should be unix:///path/of/a/socket or tcp://host:port")
+    raise ValueError("should be the socket of an engine on this machine, unix:///path")
 
 
 def _check_folder(value: str) -> str:
@@ -83,6 +83,7 @@ Provider = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 WebAddress = Annotated[str, AfterValidator(_check_web_address)]
 ModelId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
 HostName = Annotated[str, AfterValidator(_check_host)]
+EngineAddress = Annotated[str, AfterValidator(_check_engine)]
 Place = Annotated[str, AfterValidator(_check_folder)]
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
 MechanismName = Literal["bubblewrap", "docker", "gvisor", "e2b", "daytona", "local"]
@@ -170,14 +171,21 @@ class Limits(Section):
 class DockerSettings(Section):
     """How sandboxes are made by a Docker engine."""
 
-    host: Annotated[str, AfterValidator(_check_engine)] = DEFAULT_ENGINE
-    """Where the engine listens: unix:///path or tcp://host:port. It has to be one of this machine."""
+    host: EngineAddress = DEFAULT_ENGINE
+    """Socket of the engine, unix:///path. It has to be one of this machine: its containers show folders of it."""
     image: Word | None = None
     """Image that a sandbox starts from; by default one that Skep makes of this machine's programs."""
     rootfs: Place | None = None
-    """Folder or tar of a root file system to make the image from, when it is not pulled."""
+    """Folder or tar file with a root file system that a sandbox starts from, instead of an image by name."""
     runtime: Word | None = None
     """Runtime of the engine, when it is not its own default."""
+
+    @field_validator("rootfs")
+    @classmethod
+    def _start_from_one(cls, rootfs: str | None, info: ValidationInfo) -> str | None:
+        if rootfs is not None and info.data.get("image") is not None:
+            raise ValueError("should be left out where image is given")
+        return rootfs
 
 
 class GvisorSettings(Section):
@@ -187,8 +195,8 @@ class GvisorSettings(Section):
     """The program runsc, when it is not found by its name."""
     platform: Word | None = None
     """How gVisor catches system calls: systrap, ptrace or kvm; by default what runsc prefers."""
-    engine: Literal["none", "docker"] = "none"
-    """Who starts runsc: Skep itself, or the engine of sandbox.docker, which has it as a runtime."""
+    engine: EngineAddress | None = None
+    """Socket of a Docker engine that has runsc as a runtime and starts it; by default Skep starts it itself."""
 
 
 class E2bSettings(Section):

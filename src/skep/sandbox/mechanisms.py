@@ -5,6 +5,7 @@ A mechanism is looked for without being imported: asking costs a few millisecond
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -41,6 +42,8 @@ class Mechanism:
     needs: str
     description: str
     offers: Needs
+    #: What it offers besides when Skep is root.
+    to_root: Needs = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Choice:
     @property
     def offers(self) -> Needs:
         """What its sandboxes can be used for; one that is switched off refuses by itself."""
-        return MECHANISMS[self.mechanism].offers if self.mechanism in MECHANISMS else _EVERYTHING
+        return offers(self.mechanism) if self.mechanism in MECHANISMS else _EVERYTHING
 
 
 _EVERYTHING: Needs = frozenset(get_args(Feature))
@@ -88,7 +91,8 @@ MECHANISMS: dict[str, Mechanism] = {
             "namespaces",
             "a Docker engine of this machine, and the extra skep[docker]",
             "a container with the same agent inside, without capabilities, its root read-only",
-            frozenset({"folder", "network"}),
+            frozenset({"folder", "guests"}),
+            to_root=_EVERYTHING,
         ),
         Mechanism(
             "gvisor",
@@ -102,7 +106,7 @@ MECHANISMS: dict[str, Mechanism] = {
             "machine",
             "a key of E2B, and the extra skep[e2b]",
             "a virtual machine of E2B, reached over the network",
-            frozenset(),
+            frozenset({"network"}),
         ),
         Mechanism(
             "daytona",
@@ -125,6 +129,12 @@ MECHANISMS: dict[str, Mechanism] = {
 def at_least(isolation: Isolation, demanded: Isolation) -> bool:
     """Say whether one level of isolation is as strong as another."""
     return LEVELS.index(isolation) >= LEVELS.index(demanded)
+
+
+def offers(name: str) -> Needs:
+    """Say what the sandboxes of a mechanism can be used for, given who runs Skep."""
+    mechanism = MECHANISMS[name]
+    return mechanism.offers | mechanism.to_root if os.geteuid() == 0 else mechanism.offers
 
 
 def usable(name: str, options: Mapping[str, Any] | None = None) -> Finding:
@@ -245,9 +255,7 @@ def _connection(host: str) -> HTTPConnection:
         connection = HTTPConnection("localhost", timeout=_ASK_S)
         connection.sock = _knock(parts.path)
         return connection
-    if parts.scheme in {"tcp", "http"} and parts.hostname:
-        return HTTPConnection(parts.hostname, parts.port or 2375, timeout=_ASK_S)
-    raise ValueError("an engine is at unix:///path or tcp://host:port")
+    raise ValueError("an engine of this machine is at unix:///path")
 
 
 def _knock(path: str) -> socket.socket:
