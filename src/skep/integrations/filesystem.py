@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from skep.errors import Conflict, Denied, InvalidRequest, LimitReached, NotFound, StorageFull
+from skep.errors import Conflict, Denied, InvalidRequest, NotFound, StorageFull
 from skep.sandbox.files import READ_LIMIT_BYTES, Entry, Files
 
 HOME = "/workspace"

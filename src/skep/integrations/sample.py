@@ -118,7 +118,7 @@ async def _from_template(config: SkepSandboxConfig, template: str) -> AsyncItera
 
 async def prepare(config: SkepSandboxConfig) -> None:
     """Do once what the samples of a task have in common: find the folder, build the template."""
-    if config.folder is not None and not Path(config.folder).is_dir():
+    if config.folder is not None and not await asyncio.to_thread(Path(config.folder).is_dir):
         raise InvalidRequest(f"there is no folder {config.folder!r} to copy", hint="correct `folder`")
     if config.template is not None:
         async with computer(config):
