@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skep.errors import SandboxUnusable
 from skep.sandbox.claim import Owner, claim
@@ -21,6 +22,9 @@ from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.stream import StreamSandbox, twin_program
 
+if TYPE_CHECKING:
+    from skep.sandbox.gvisor_engine import Container
+
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: What holds for every sandbox. Control groups are joined before runsc starts, which needs no privilege then.
 _FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--file-access-mounts=shared", "--overlay2=none")
@@ -29,11 +33,7 @@ _FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--file-access-mou
 async def start(recipe: Recipe) -> StreamSandbox:
     """Start a sandbox with this mechanism."""
     _refuse(recipe)
-    if recipe.options.get("engine"):
-        from skep.sandbox.gvisor_engine import start_in_engine
-
-        return await start_in_engine(recipe)
-    house = await open_house(recipe, Twin(twin_program(), ("--alone",)))
+    house = await _open(recipe, Twin(twin_program(), ("--alone",)))
     try:
         sandbox = await StreamSandbox.over(house.link, house, recipe, mechanism="gvisor")
     except SandboxUnusable as error:
@@ -41,9 +41,18 @@ async def start(recipe: Recipe) -> StreamSandbox:
             f"the gVisor sandbox did not start: {house.complaint() or error.message}",
             hint="`skep doctor` shows what this machine lacks and how to fix it",
         ) from error
-    house.watch()
+    if isinstance(house, House):
+        house.watch()
     sweep_once()
     return sandbox
+
+
+async def _open(recipe: Recipe, twin: Twin) -> House | Container:
+    if recipe.options.get("engine"):
+        from skep.sandbox.gvisor_engine import open_container
+
+        return await open_container(recipe, twin)
+    return await open_house(recipe, twin)
 
 
 async def open_house(recipe: Recipe, twin: Twin) -> House:

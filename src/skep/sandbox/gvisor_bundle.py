@@ -95,6 +95,13 @@ class Bundle:
         self._place(inside).mkdir(exist_ok=True)
         self.mounts.append(Shown.memory(inside, f"size={size_bytes}", f"mode={mode}"))
 
+    def shown(self) -> Iterator[tuple[str, str, bool]]:
+        """Tell what of the host is where inside, and whether it is read-only."""
+        apart = {mount.source: mount.destination for mount in self.mounts}
+        for bind in self.binds[1:]:
+            inside = apart.get(bind.target) or f"/{Path(bind.target).relative_to(self.root)}"
+            yield bind.source, inside, bind.read_only
+
     def write(self) -> None:
         """Write config.json."""
         config = Config(process=First(args=self.command), mounts=tuple(self.mounts))
