@@ -13,7 +13,7 @@ from skep.sandbox.limits import Limits
 from skep.sandbox.link import Housing, Link, armoured
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Process, Sandbox
-from skep.sandbox.stream import StreamSandbox, twin_program
+from skep.sandbox.stream import PYTHON, StreamSandbox, twin_program
 from skep.testing import MakeSandbox, SandboxContract
 
 TWIN = "/tmp/twin.py"
@@ -53,7 +53,7 @@ async def start_on_machine(limits: Limits | None = None, *arguments: str) -> Str
     recipe = Recipe(limits=limits or Limits())
     sandbox = await Sandbox.create()
     await sandbox.files.write(TWIN, twin_program())
-    process = await sandbox.start(["python3", "-I", "-u", TWIN, *arguments], stdin=True)
+    process = await sandbox.start([*PYTHON, TWIN, *arguments], stdin=True)
     link: Link = ProcessLink(process)
     return await StreamSandbox.over(armoured(link) if "--armour" in arguments else link, Machine(sandbox), recipe)
 

@@ -3,6 +3,8 @@
 `os.fwalk` goes down by recursion with a descriptor per level and passes over folders that it may not enter, so a tree
 that is deep enough, or a folder with mode 000, would hide what is in it from the limit. Here one descriptor goes down
 and up again, and a folder that its owner has shut is opened for as long as it is looked at.
+
+It is part of the twin too, and so runs in Python 3.9, whose dataclasses know no slots.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOKABLE = 0o500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Usage:
     """Room taken or left, in bytes and in files."""
 
@@ -27,7 +29,7 @@ class Usage:
         return Usage(self.size + other.size, self.inodes + other.inodes)
 
 
-@dataclass(slots=True)
+@dataclass
 class Census:
     """One count. A file with several names is counted once."""
 
@@ -89,7 +91,7 @@ class Census:
         self.inodes += 1
 
 
-@dataclass(slots=True)
+@dataclass
 class _Level:
     """A folder on the way down: which it is, what of it is still to be entered, the mode to give back."""
 

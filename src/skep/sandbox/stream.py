@@ -7,6 +7,7 @@ around it, and this does the rest.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -26,7 +27,7 @@ from skep.sandbox.twin.process import TwinProcess
 from skep.sandbox.twin.program import twin_program
 from skep.sandbox.twin.tunnel import TwinTunnel
 
-__all__ = ["ENVIRONMENT", "FAKEROOT", "StreamSandbox", "twin_program"]
+__all__ = ["ENVIRONMENT", "FAKEROOT", "PYTHON", "StreamSandbox", "twin_program"]
 
 #: What a command finds, unless the mechanism says otherwise.
 ENVIRONMENT = {
@@ -41,6 +42,8 @@ ENVIRONMENT = {
 }
 #: Where the mechanism has put the library that makes a user look like root.
 FAKEROOT = "/run/skep/fakeroot.so"
+#: What runs the twin inside; its path and options follow.
+PYTHON = ("python3", "-I", "-S", "-u")
 _READY_S = 20.0
 #: How long a twin may be silent whose house still stands.
 _PATIENCE_S = 30.0
@@ -92,6 +95,7 @@ class StreamSandbox(Sandbox):
         try:
             async with asyncio.timeout(_READY_S):
                 await conversation.begin()
+                await conversation.ask(wire.LIMITS, _held(recipe.limits))
         except BaseException as error:
             await conversation.close()
             await housing.end()
@@ -201,6 +205,17 @@ def rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int
         wanted[resource.RLIMIT_AS] = command.memory_bytes
     hard = {resource.RLIMIT_CPU: 1}  # the warning signal, then a second later the final one
     return {kind: (value, value + hard.get(kind, 0)) for kind, value in wanted.items()}
+
+
+def _held(limits: Limits) -> bytes:
+    """Return the limits that no kernel inside holds, for the twin to look after."""
+    held = {
+        "memory": limits.memory_bytes,
+        "processes": limits.processes,
+        "disk": limits.disk_bytes,
+        "inodes": limits.inodes,
+    }
+    return json.dumps(held).encode()
 
 
 def _argv(command: Command) -> list[str]:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from skep.errors import SandboxLost
+from skep.errors import SandboxLost, SkepError
 from skep.sandbox.link import Link
 from skep.sandbox.twin.answer import Answer
 from skep.sandbox.twin.inside import wire
@@ -19,6 +19,8 @@ from skep.sandbox.twin.inside.wire import Violation
 
 #: How often a twin that is silent is asked for a sign of life.
 _ASK_S = 0.5
+#: How long the house may take to say whether it stands.
+_HOUSE_S = 5.0
 #: The most that one turn hands to the link at once.
 _PIECE = 1 << 20
 
@@ -92,16 +94,21 @@ class Conversation:
             self.forget(number)
 
     async def watch_over(self, alive: Callable[[], Awaitable[bool]], *, patience_s: float) -> None:
-        """End the conversation when the house says that it is gone, or nothing has been heard for too long."""
+        """End the conversation when the house says that it is gone, or nothing has been heard for too long.
+
+        Whatever ends it, the twin is then hung up on.
+        """
         while not self.lost.is_set():
-            await asyncio.sleep(_ASK_S)
             silent_s = self._loop.time() - self._heard_at
             if silent_s > patience_s:
                 self.lose("it gave no sign of life")
-            elif silent_s > 2 * _ASK_S and not await alive():
+            elif silent_s > 2 * _ASK_S and await _is_gone(alive):
                 self.lose("its house is gone")
             elif silent_s > _ASK_S:
                 self.say(wire.PING, 0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lost.wait(), _ASK_S)
+        await self._link.close()
 
     def gone(self) -> SandboxLost:
         return SandboxLost(f"the sandbox is gone: {self.why}", hint="resolve the session or create a new sandbox")
@@ -163,3 +170,12 @@ class Conversation:
         if report.kind != wire.READY or self._greeted.done() or len(report.payload) != wire.COUNTED.size:
             raise Violation("its twin said something that it never says")
         self._greeted.set_result(wire.COUNTED.unpack(report.payload)[0])
+
+
+async def _is_gone(alive: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask the house; one that cannot be asked just now may still stand."""
+    try:
+        async with asyncio.timeout(_HOUSE_S):
+            return not await alive()
+    except (SkepError, OSError, TimeoutError):
+        return False

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
-from skep.errors import Denied, InvalidRequest, LimitReached, SkepError
+from skep.errors import Denied, InvalidRequest, LimitReached, SkepError, Unavailable
 from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry
 from skep.sandbox.tree import meaning
 from skep.sandbox.twin.answer import CHANGED, FOUND, LISTED, NUMBER, Answer, Failure, Found, read
@@ -97,6 +97,8 @@ class TwinFiles:
         finally:
             self._conversation.say(wire.RELEASE, party.number)
             self._conversation.forget(party.number)
+        if party.broken:
+            raise Unavailable(f"{path!r} could not be read to its end", hint="look at the disk inside")
         if not party.whole:
             raise self._conversation.gone()
 
@@ -131,6 +133,7 @@ class _Reading:
         self.inflow = Inflow(conversation, lambda: self.number, wire.BOTH)
         #: The end was seen, and it was not that of the sandbox.
         self.whole = False
+        self.broken = False
 
     def hear(self, kind: int, payload: bytes) -> None:
         match kind:
@@ -138,6 +141,9 @@ class _Reading:
                 self.inflow.put(payload[wire.STREAM.size :])
             case wire.END:
                 self.whole = True
+                self.inflow.end()
+            case wire.CLOSED:
+                self.broken = True
                 self.inflow.end()
             case _:
                 self.answer.hear(kind, payload)

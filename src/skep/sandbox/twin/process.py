@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal as signals
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from skep.sandbox.twin.pulled import Carried, Inflow, Outflow, unpacked
 
 #: Between the polite signal and the final one when a command's time is up.
 _GRACE_S = 0.5
+_PAYLOAD_LIMIT = 64 << 20
 _END_OF_FILE = b"\x04"
 #: The limits that a twin holds itself, by their number in an exit.
 _HELD: tuple[LimitName | None, ...] = (None, "memory", "processes", "disk")
@@ -55,6 +57,8 @@ class TwinProcess(Process):
         timeout_s: float | None,
     ) -> TwinProcess:
         payload = spawn.payload()
+        if len(payload) > _PAYLOAD_LIMIT:
+            raise _refusal(errno.E2BIG, wire.AT_PAYLOAD, spawn)
         process = cls(conversation, spawn.argv, cpu_s=cpu_s)
         process._number = conversation.open(process)
         process._prepare(stdin=stdin, channel=channel, terminal=terminal is not None)
@@ -123,8 +127,10 @@ class TwinProcess(Process):
             case wire.REFUSED if not self._started.done():
                 code, stage = unpacked(wire.REFUSAL, payload)
                 self._started.set_result((-code, stage))
-            case wire.STARTED | wire.REFUSED if self._started.cancelled():
-                self._ended.set()
+            case wire.STARTED if self._started.cancelled():
+                pass  # the order to end it is on its way
+            case wire.REFUSED if self._started.cancelled():
+                self._settle()
             case wire.DATA if payload and payload[0] in self._inflows:
                 self._inflows[payload[0]].put(payload[1:])
             case wire.END if len(payload) == 1 and payload[0] in self._inflows:
@@ -174,9 +180,9 @@ class TwinProcess(Process):
             self.release()
             raise
         if stage:
-            self.exit = Exit(None)  # there is nothing to signal
+            self._settle()
             self.release()
-            raise refusal(Report(REFUSED, 0, -pid, stage, 0, 0, 0, -1), spawn)
+            raise _refusal(-pid, stage, spawn)
         self.pid = pid
         self.id = f"p{self._number}"
 
@@ -222,6 +228,10 @@ class TwinProcess(Process):
             self._signal(signals.SIGTERM, doom=True)
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_GRACE_S, self._signal, signals.SIGKILL)
+
+
+def _refusal(code: int, stage: int, spawn: Spawn) -> Exception:
+    return refusal(Report(REFUSED, 0, code, stage, 0, 0, 0, -1), spawn)
 
 
 def _input_kind(*, stdin: bool, channel: bool, terminal: bool) -> int:

@@ -22,7 +22,7 @@ def twin_program() -> bytes:
         archive.writestr(_entry("__main__.py"), _MAIN)
         for package in _PACKAGES:
             archive.writestr(_entry(f"{package}/__init__.py"), b"")
-        for path in (_SANDBOX / "erase.py", *sorted((_SANDBOX / "twin/inside").glob("*.py"))):
+        for path in (_SANDBOX / "erase.py", _SANDBOX / "census.py", *sorted((_SANDBOX / "twin/inside").glob("*.py"))):
             archive.writestr(_entry(f"skep/sandbox/{path.relative_to(_SANDBOX)}"), path.read_bytes())
     return whole.getvalue()
 

@@ -18,6 +18,7 @@ from skep.sandbox.twin.inside.paths import NotUsable, Root
 from skep.sandbox.twin.inside.program import Program
 from skep.sandbox.twin.inside.transfer import Download, Upload, caught
 from skep.sandbox.twin.inside.tunnel import Tunnel
+from skep.sandbox.twin.inside.warden import Warden
 from skep.sandbox.twin.inside.watch import Watch
 
 
@@ -34,6 +35,7 @@ class Desk:
         self._open: dict[int, Any] = {}
         self._running: dict[int, Program] = {}
         self._paused = False
+        self._warden: Warden | None = None
         self.heard_at = time.monotonic()
         self._orders: dict[int, Callable[[int, bytes], None]] = {
             wire.START: self._start,
@@ -51,6 +53,7 @@ class Desk:
             wire.WATCH: self._watch,
             wire.CONNECT: self._connect,
             wire.PING: lambda number, _: outbox.say(wire.PONG, number),
+            wire.LIMITS: self._limits,
         }
         outbox.relieved.append(self._relieve)
 
@@ -104,6 +107,9 @@ class Desk:
         except Refused as refused:
             self._outbox.say(wire.REFUSED, number, refused.payload)
             return
+        if (warden := self._warden) is not None:
+            before = warden.tally()
+            program.judge = lambda: warden.judge(before)
         program.begun = lambda: self._begun(program)
         self._open[number] = program
         self._running[program.pid] = program
@@ -169,6 +175,20 @@ class Desk:
 
     def _count(self, number: int, _: bytes) -> None:
         self._answer(number, len(self._family.living()))
+
+    def _limits(self, number: int, payload: bytes) -> None:
+        if self._warden is not None:
+            raise wire.Violation("limits, twice")
+        self._warden = Warden(self._loop, self._root, self._family, json.loads(payload))
+        self._warden.busy = lambda: bool(self._running) and not self._paused
+        self._warden.disk_full = self._disk_full
+        self._warden.look()
+        self._answer(number, None)
+
+    def _disk_full(self) -> None:
+        for program in self._running.values():
+            program.limit = wire.DISK
+        self._family.end()
 
     def _file(self, number: int, payload: bytes) -> None:
         asked = json.loads(payload)

@@ -38,9 +38,9 @@ class Family:
             _belongs(pid, table, ours)
         return [kin for kin in table.values() if ours[kin.pid] and kin.pid != me and kin.state not in _GONE]
 
-    def halt(self) -> None:
+    def halt(self, within_s: float = _SETTLE_S) -> None:
         """Stop them all, those too that are born meanwhile."""
-        deadline = time.monotonic() + _SETTLE_S
+        deadline = time.monotonic() + within_s
         while (moving := [kin for kin in self.living() if kin.state not in _STOPPED]) and time.monotonic() < deadline:
             self._signal(moving, signal.SIGSTOP)
 
@@ -49,10 +49,10 @@ class Family:
 
     def end(self) -> None:
         """Kill them all. Who is stopped forks no more, so it is done in that order."""
-        deadline = time.monotonic() + 2 * _SETTLE_S
+        deadline = time.monotonic() + _SETTLE_S
         while self.living() and time.monotonic() < deadline:
             if not self._all:
-                self.halt()
+                self.halt(_SETTLE_S / 4)
             self._signal(self.living(), signal.SIGKILL)
 
     def _signal(self, kin: list[Kin], number: int) -> None:
@@ -79,6 +79,16 @@ def send(kin: Kin, number: int) -> None:
             signal.pidfd_send_signal(fd, number)
     finally:
         os.close(fd)
+
+
+def memory_of(pid: int) -> int:
+    """Return the memory that is a process's alone, in bytes."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _belongs(pid: int, table: dict[int, Kin], ours: dict[int, bool]) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import collections
-import errno
 import os
 import stat
 from collections.abc import Callable
 
 from skep.sandbox.twin.inside.loop import READ, WRITE, Loop, Outbox
-from skep.sandbox.twin.inside.wire import BOTH, CLOSED, COUNTED, DATA, END, PIECE, STREAM, TAKEN, WINDOW
-
-#: A terminal whose last user has gone answers EIO, a connection that broke ECONNRESET: their end.
-_ENDS = (errno.EIO, errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT)
+from skep.sandbox.twin.inside.wire import CLOSED, COUNTED, DATA, END, PIECE, STREAM, TAKEN, WINDOW
 
 
 class Source:
@@ -32,8 +28,6 @@ class Source:
         self.fd = fd
         #: Called before anything is read, so that what was said elsewhere goes first.
         self.before: Callable[[], None] | None = None
-        #: Called once, at the end.
-        self.after: Callable[[], None] | None = None
         self.settle()
 
     def allow(self, amount: int) -> None:
@@ -89,9 +83,12 @@ class Source:
             piece = os.read(self.fd, min(self._credit, PIECE))
         except BlockingIOError:
             return False
-        except OSError as error:
-            if error.errno not in _ENDS:
-                raise
+        except OSError:
+            # A terminal whose last user has gone answers EIO, a connection that broke ECONNRESET: their end.
+            if self._is_file:
+                self.close()
+                self._outbox.say(CLOSED, self._number)
+                return False
             piece = b""
         if piece:
             self._credit -= len(piece)
@@ -99,8 +96,6 @@ class Source:
             return True
         self.close()
         self._outbox.say(END, self._number, self._head)
-        if self.after is not None:
-            self.after()
         return False
 
 
@@ -160,9 +155,7 @@ class Sink:
                     self._waiting[0] = self._waiting[0][written:]
         except BlockingIOError:
             pass
-        except OSError as error:
-            if error.errno not in _ENDS:
-                raise
+        except OSError:
             self.close()
             return
         if taken:
@@ -177,6 +170,3 @@ class Sink:
         elif self._watched and not wanted:
             self._loop.unwatch(self.fd)
         self._watched = wanted
-
-
-__all__ = ["BOTH", "Sink", "Source"]

@@ -20,7 +20,7 @@ from skep.sandbox.twin.inside.family import Family
 from skep.sandbox.twin.inside.loop import READ, Loop, Outbox
 from skep.sandbox.twin.inside.paths import Root
 
-_SUBREAPER = 36
+_SUBREAPER, _DIE_WITH_PARENT = 36, 1
 _PIECE = 1 << 18
 
 
@@ -33,6 +33,8 @@ def main() -> None:
     warnings.simplefilter("ignore")  # a fork while threads run is meant
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     family = Family(alone=options.alone)
+    if options.guarded:
+        _stand_guard(family)
     hearing, speaking = _streams()
     loop = Loop()
     outbox = Outbox(loop, speaking, _armour if options.armour else bytes)
@@ -64,8 +66,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--armour", action="store_true", help="speak in lines of base64")
     parser.add_argument("--alone", action="store_true", help="everything in this world belongs to the sandbox")
     parser.add_argument("--bare", action="store_true", help="put no fence between commands and this program")
+    parser.add_argument("--guarded", action="store_true", help="let another process clean up if this one is killed")
     parser.add_argument("--patience", type=float, default=0, help="seconds of silence after which to end; 0 for ever")
     return parser.parse_args()
+
+
+def _stand_guard(family: Family) -> None:
+    """Go on in a child. This process waits for its end, and ends what it leaves behind; and the other way round."""
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        return
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while os.wait()[0] != child:
+        pass
+    family.end()
+    os._exit(0)
 
 
 def _streams() -> tuple[int, int]:

@@ -52,8 +52,9 @@ class Program:
         self.ended = False
         #: What is left of its group goes when it does.
         self.doomed = False
-        #: Which of the limits that the twin holds ended it.
+        #: Which of the limits that the twin holds ended it, and who knows if that is not known yet.
         self.limit = 0
+        self.judge: Callable[[], int] | None = None
         #: Called once it runs.
         self.begun: Callable[[], None] | None = None
 
@@ -172,6 +173,8 @@ class Program:
                 self.sources[stream].drain(_PIPE_BYTES)
         if self._master >= 0 and self.sink is not None:
             self.sink.close()  # its terminal went with it
+        if (code or killed_by) and not self.limit and self.judge is not None:
+            self.limit = self.judge()
         self._outbox.say(EXITED, self._number, EXIT.pack(code, killed_by, *use, self.limit))
 
     def release(self) -> None:

@@ -19,6 +19,7 @@ _OVERFLOW, _IGNORED, _IS_FOLDER = 0x4000, 0x8000, 0x40000000
 _ONLY_FOLDER = 0x01000000
 _MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_FOLDER
 _FOLDER_LIMIT = 8192
+_PATH_LIMIT = 4095
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,7 +72,7 @@ class Watch:
             data = os.read(self._fd, 1 << 14)
         except BlockingIOError:
             return
-        changes = [[kind, name_out(path)] for kind, path in self._events(data)]
+        changes = [_told(kind, path) for kind, path in self._events(data)]
         for start in range(0, len(changes), 64):
             payload = json.dumps(changes[start : start + 64]).encode()
             self._credit -= len(payload)
@@ -132,6 +133,11 @@ class Watch:
         self._paths[watch] = path
         with os.scandir(folder) as entries:
             return [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _told(kind: str, path: bytes) -> list[str]:
+    """Return a change as it travels; one at a path that nobody could use is only said to be too much."""
+    return [kind, name_out(path)] if len(path) <= _PATH_LIMIT else ["overflow", ""]
 
 
 def _kind(mask: int) -> str:
