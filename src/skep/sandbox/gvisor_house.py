@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from skep.errors import SandboxLost
@@ -85,9 +86,11 @@ class Folder:
         except BaseException:
             record.settle(group, wait_s=0)
             raise
+        _held()[sandbox_id] = [record.fd]
         return cls(sandbox_id, path, group, record)
 
     def remove(self) -> None:
+        del _held()[self.id]
         self.record.settle(self.group, wait_s=_END_S)
 
 
@@ -145,6 +148,7 @@ class House(Housing):
         finally:
             os.close(their_input)
             os.close(their_output)
+        _held()[folder.id] += [our_output, our_input, pidfd, complaints]
         return cls(folder, pid, pidfd, Pipes(our_input, our_output), complaints)
 
     def watch(self) -> None:
@@ -197,6 +201,21 @@ class House(Housing):
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+@cache
+def _held() -> dict[str, list[int]]:
+    """Return the descriptors of this process's sandboxes, which a forked child lets go of when it is born."""
+    held: dict[str, list[int]] = {}
+
+    def let_go() -> None:
+        # By bare calls: the parent's event loop must not be told that it has lost them.
+        for fd in (fd for fds in held.values() for fd in fds):
+            os.close(fd)
+        held.clear()
+
+    os.register_at_fork(after_in_child=let_go)
+    return held
 
 
 def with_kernel(limits: Limits) -> Limits:
