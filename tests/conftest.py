@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -17,6 +19,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    import psycopg
+
     from skep.state.database import Database
 
 SERVER = Path(__file__).with_name("postgres_server.py")
@@ -132,11 +136,105 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+class Ready:
+    """A database on the session's PostgreSQL that has the current schema and no rows, again and again."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._made: tuple[str, object] | None = None
+
+    @contextmanager
+    def lent(self) -> Iterator[str]:
+        """Give its URL. What a test leaves in it is removed, and if that is another schema, the whole of it."""
+        from skep.state.database import migrate
+
+        if self._made is None:
+            name = f"ready_{uuid.uuid4().hex}"
+            with psycopg_connection(self._server) as connection:
+                connection.execute(f"CREATE DATABASE {name}".encode())
+            url = self._server.replace("/postgres?", f"/{name}?")
+            asyncio.run(migrate(url))
+            with psycopg_connection(url) as connection:
+                self._made = (url, connection.execute(_SHAPE).fetchall())
+        url, shape = self._made
+        yield url
+        with psycopg_connection(url) as connection:
+            connection.execute(_ALONE)
+            if connection.execute(_SHAPE).fetchall() == shape:
+                connection.execute(_EMPTY)
+            else:
+                self._made = None
+
+
+def psycopg_connection(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    import psycopg
+
+    return psycopg.connect(url, autocommit=True)
+
+
+_ALONE = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid != pg_backend_pid()
+"""
+#: Everything in the schema that could be changed, in words.
+_SHAPE = """
+SELECT relname, relkind, relnatts, tgname, tgenabled, version_num
+FROM pg_class LEFT JOIN pg_trigger ON tgrelid = pg_class.oid, skep.skep_alembic_version
+WHERE relnamespace NOT IN (SELECT oid FROM pg_namespace WHERE nspname LIKE 'pg_%' OR nspname = 'information_schema')
+ORDER BY relname, tgname
+"""
+#: The log takes no change while its triggers are on.
+_EMPTY = """
+DO $$ DECLARE found text; fired text; used boolean;
+BEGIN
+  FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'skep' AND tablename != 'skep_alembic_version' LOOP
+    EXECUTE 'SELECT EXISTS (SELECT FROM skep.' || found || ')' INTO used;
+    CONTINUE WHEN NOT used;
+    EXECUTE 'ALTER TABLE skep.' || found || ' DISABLE TRIGGER ALL';
+    EXECUTE 'DELETE FROM skep.' || found;
+    EXECUTE 'ALTER TABLE skep.' || found || ' ENABLE TRIGGER ALL';
+    FOR fired IN SELECT tgname FROM pg_trigger WHERE tgrelid = ('skep.' || found)::regclass AND NOT tgisinternal LOOP
+      EXECUTE 'ALTER TABLE skep.' || found || ' ENABLE ALWAYS TRIGGER ' || fired;
+    END LOOP;
+  END LOOP;
+END $$
+"""
+
+
+@pytest.fixture(scope="session")
+def ready_postgres(postgres_server: str) -> Ready:
+    return Ready(postgres_server)
+
+
+@pytest.fixture(scope="session")
+def ready_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a SQLite file that has the current schema and no rows, to be copied."""
+    from skep.state.database import migrate
+
+    file = tmp_path_factory.mktemp("ready") / "skep.db"
+    asyncio.run(migrate(f"sqlite:///{file}"))
+    return file
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
+def ready_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Run the test once per kind of database, each time with one that has the current schema and no rows."""
+    if request.param == "postgresql":
+        ready: Ready = request.getfixturevalue("ready_postgres")
+        with ready.lent() as url:
+            yield url
+        return
+    file = tmp_path / "state" / "skep.db"
+    file.parent.mkdir(mode=0o700)
+    shutil.copy(request.getfixturevalue("ready_sqlite"), file)
+    yield f"sqlite:///{file}"
+
+
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
+async def database(ready_url: str) -> AsyncIterator[Database]:
     """Give an open database with the current schema, on each kind."""
     from skep.state.database import Database
 
-    opened = await Database.open(database_url)
+    opened = await Database.open(ready_url)
     yield opened
     await opened.close()

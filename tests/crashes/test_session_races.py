@@ -94,9 +94,9 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.fixture
-def url(database_url: str) -> str:
-    asyncio.run(prepare_hive(database_url, threads="thread"))
-    return database_url
+def url(ready_url: str) -> str:
+    asyncio.run(prepare_hive(ready_url, threads="thread"))
+    return ready_url
 
 
 @pytest.mark.timeout(300)

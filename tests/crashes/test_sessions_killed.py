@@ -32,9 +32,9 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def url(database_url: str) -> str:
-    asyncio.run(prepare_hive(database_url, threads="thread"))
-    return database_url
+def url(ready_url: str) -> str:
+    asyncio.run(prepare_hive(ready_url, threads="thread"))
+    return ready_url
 
 
 def kill(program: list[str]) -> dict[str, Any]:
