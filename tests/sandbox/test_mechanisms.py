@@ -17,15 +17,16 @@ from skep.sandbox.mechanisms import LEVELS, MECHANISMS, at_least, usable
 
 
 class Engine(socketserver.StreamRequestHandler):
-    """Answers a ping as a Docker engine does, or with what its server says instead."""
+    """Says what it is as a Docker engine does, or what its server says instead."""
 
     def handle(self) -> None:
         asked = self.rfile.readline()
         answer: bytes = self.server.answer  # type: ignore[attr-defined]
-        self.wfile.write(answer if asked.startswith(b"GET /_ping ") else b"HTTP/1.1 404 Not Found\r\n\r\n")
+        self.wfile.write(answer if asked.startswith(b"GET /info ") else b"HTTP/1.1 404 Not Found\r\n\r\n")
 
 
-ALIVE = b"HTTP/1.1 200 OK\r\nServer: Docker/20.10.24 (linux)\r\nContent-Length: 2\r\n\r\nOK"
+ABOUT = b'{"ServerVersion": "20.10.24", "Runtimes": {"runc": {}, "runsc": {}}}'
+ALIVE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ABOUT), ABOUT)
 
 
 @pytest.fixture
@@ -56,7 +57,16 @@ def test_an_engine_is_asked_and_its_version_told(engine: socketserver.UnixStream
     assert (found.usable, "20.10.24" in found.why, found.fix) == (True, True, "")
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 500 Error\r\n\r\n", b"SSH-2.0-bees\r\n", b""])
+def test_a_runtime_that_an_engine_does_not_have_is_not_used(engine: socketserver.UnixStreamServer) -> None:
+    host = f"unix://{engine.server_address!s}"
+    assert usable("gvisor", {"engine": True, "host": host}).usable
+    found = usable("docker", {"host": host, "runtime": "kata"})
+    assert not found.usable and "kata" in found.why
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 500 Error\r\n\r\n", b"SSH-2.0-bees\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]", b""]
+)
 def test_what_answers_without_being_an_engine_is_not_used(engine: socketserver.UnixStreamServer, answer: bytes) -> None:
     engine.answer = answer  # type: ignore[attr-defined]
     found = usable("docker", {"host": f"unix://{engine.server_address!s}"})

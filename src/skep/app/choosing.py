@@ -77,7 +77,8 @@ def options(settings: Settings, keys: CloudKeys, name: str) -> dict[str, Any]:
         case "docker":
             told = wanted.docker.model_dump()
         case "gvisor":
-            told = wanted.gvisor.model_dump()
+            told = {**wanted.gvisor.model_dump(), "engine": wanted.gvisor.engine or None}
+            told["host"] = wanted.docker.host if wanted.gvisor.engine else None
         case "e2b":
             told = {**wanted.e2b.model_dump(), "api_key": keys.e2b}
         case "daytona":

@@ -193,10 +193,12 @@ class GvisorSettings(Section):
 
     path: Place | None = None
     """The program runsc, when it is not found by its name."""
-    platform: Word | None = None
-    """How gVisor catches system calls: systrap, ptrace or kvm; by default what runsc prefers."""
-    engine: EngineAddress | None = None
-    """Socket of a Docker engine that has runsc as a runtime and starts it; by default Skep starts it itself."""
+    rootfs: Place | None = None
+    """Folder with a root file system that a sandbox starts from; by default this machine's programs are shown."""
+    engine: bool = False
+    """Whether the engine of sandbox.docker starts runsc, as one of its runtimes; by default Skep does."""
+    runtime: Word | None = None
+    """What that engine calls runsc, when it is not runsc."""
 
 
 class E2bSettings(Section):

@@ -5,6 +5,7 @@ A mechanism is looked for without being imported: asking costs a few millisecond
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ Needs = frozenset[Feature]
 
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _ASK_S = 3.0
+_MOST_BYTES = 1 << 20
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -162,16 +164,21 @@ def _docker(options: Mapping[str, Any]) -> Finding:
         return Finding(False, "the docker SDK is not installed", "pip install 'skep[docker]'")
     host = str(options.get("host") or DEFAULT_ENGINE)
     try:
-        version = _ping(host)
+        about = _about(host)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return Finding(False, f"no engine answers at {host}: {reason}", "start it: sudo systemctl start docker")
-    return Finding(True, f"the engine {version} answers at {host}")
+    runtime = options.get("runtime")
+    if runtime is not None and runtime not in about.get("Runtimes", {}):
+        return Finding(False, f"the engine at {host} has no runtime {runtime}", "give it one in its daemon.json")
+    return Finding(True, f"the engine {about.get('ServerVersion', 'of unknown version')} answers at {host}")
 
 
 def _gvisor(options: Mapping[str, Any]) -> Finding:
     import subprocess
 
+    if options.get("engine"):
+        return _docker({**options, "runtime": options.get("runtime") or "runsc"})
     named = options.get("path")
     path = shutil.which(str(named) if named else "runsc", path=None if named else _SYSTEM_PATH)
     if path is None:
@@ -229,22 +236,25 @@ _LOOKS: dict[str, Callable[[Mapping[str, Any]], Finding]] = {
 }
 
 
-def _ping(host: str) -> str:
-    """Ask an engine whether it is there; return its version."""
+def _about(host: str) -> dict[str, Any]:
+    """Ask an engine what it is."""
     from http.client import HTTPException
 
     connection = _connection(host)
     try:
-        connection.request("GET", "/_ping", headers={"Host": "docker"})
+        connection.request("GET", "/info", headers={"Host": "docker"})
         answer = connection.getresponse()
-        answer.read(64)
+        body = answer.read(_MOST_BYTES)
     except HTTPException as error:
         raise ValueError(f"what answers is no engine ({type(error).__name__})") from error
     finally:
         connection.close()
     if answer.status != 200:
         raise ValueError(f"it answered {answer.status}")
-    return (answer.getheader("Server") or "").removeprefix("Docker/").split(" ")[0] or "there"
+    about = json.loads(body)
+    if not isinstance(about, dict):
+        raise ValueError("what answers is no engine")
+    return about
 
 
 def _connection(host: str) -> HTTPConnection:
