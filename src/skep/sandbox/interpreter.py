@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from skep.errors import Conflict, InvalidRequest, NotFound
-from skep.sandbox import kernels
 from skep.sandbox.context import BashContext, Context, KernelContext
 from skep.sandbox.kernel import Kernel
 from skep.sandbox.results import Cell, Language
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     from skep.sandbox.sandbox import Sandbox
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_WORKSPACE_PYTHON = "/workspace/.venv/bin/python"
 _SYSTEM_PYTHON = "/usr/bin/python3"
 # The folder of the cells is not yet on the path: a file there must not stand in for a module of the kernel.
 _BOOT = (
-    f"import sys; path = [place for place in sys.path if place]; sys.path[:] = [*path, {kernels.INSIDE!r}];"
+    "import sys; kernels = sys.argv.pop(1);"
+    "path = [place for place in sys.path if place]; sys.path[:] = [*path, kernels];"
     "from python_kernel.loop import main; sys.path[:] = path; main()"
 )
 #: Matplotlib draws without a screen, and keeps its font cache out of the workspace.
-_ENVIRONMENT = {"MPLBACKEND": "agg", "MPLCONFIGDIR": "/cache/matplotlib"}
+_ENVIRONMENT = {"MPLBACKEND": "agg"}
 
 
 class Interpreter:
@@ -111,17 +110,20 @@ class Interpreter:
 
     async def _start_python(self) -> Kernel:
         python = self._python or await self._find_python()
-        return await Kernel.start(self.sandbox, [python, "-c", _BOOT, *self._preload], env=_ENVIRONMENT)
+        argv = [python, "-c", _BOOT, self.sandbox.kernels, *self._preload]
+        env = {**_ENVIRONMENT, "MPLCONFIGDIR": f"{self.sandbox.cache}/matplotlib"}
+        return await Kernel.start(self.sandbox, argv, env=env)
 
     async def _find_python(self) -> str:
+        own = f"{self.sandbox.home}/.venv/bin/python"
         try:
-            await self.sandbox.files.stat(_WORKSPACE_PYTHON)
+            await self.sandbox.files.stat(own)
         except NotFound:
             return _SYSTEM_PYTHON
-        return _WORKSPACE_PYTHON
+        return own
 
     async def _start_javascript(self) -> Kernel:
-        argv = ["node", "--expose-internals", "--no-warnings", f"{kernels.INSIDE}/javascript_kernel.js"]
+        argv = ["node", "--expose-internals", "--no-warnings", f"{self.sandbox.kernels}/javascript_kernel.js"]
         found = await self.sandbox.run("command -v node")
         if not found.ok:
             raise InvalidRequest(

@@ -210,6 +210,10 @@ class Sandbox(abc.ABC):
     id: str
     limits: Limits
     files: Files
+    #: Where a command inside finds the workspace, room for what may be lost, and the kernels of the interpreter.
+    home: str = "/workspace"
+    cache: str = "/cache"
+    kernels: str = "/run/skep/kernels"
 
     @staticmethod
     def create(  # noqa: PLR0913 - each is a thing that callers name

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from skep.sandbox.sandbox import Execution, Sandbox, User
 
-_FOLDER = "/cache/.skep-shells"
+_FOLDER = ".skep-shells"
 
 # Takes up the state, and arranges for it to be saved. The names left out are those that bash sets itself. Tracing is
 # kept out of the options and put before the next command, so that what is traced is the command alone.
@@ -84,7 +84,7 @@ class Shell:
     @classmethod
     async def open(cls, sandbox: Sandbox, *, user: User = "agent") -> Shell:
         shell = cls(sandbox, user)
-        await sandbox.files.mkdir(_FOLDER)
+        await sandbox.files.mkdir(f"{sandbox.cache}/{_FOLDER}")
         return shell
 
     async def run(
@@ -113,4 +113,4 @@ class Shell:
 
     @property
     def _state(self) -> str:
-        return f"{_FOLDER}/{self.id}"
+        return f"{self._sandbox.cache}/{_FOLDER}/{self.id}"
