@@ -253,7 +253,7 @@ def _about(host: str) -> dict[str, Any]:
         raise ValueError(f"it answered {answer.status}")
     about = json.loads(body)
     if not isinstance(about, dict):
-        raise ValueError("what answers is no engine")
+        raise ValueError("what answers is no engine")  # noqa: TRY004 - it is what came over the wire
     return about
 
 
