@@ -37,11 +37,10 @@ async def written(database: Database, signer: Signer) -> Database:
 
 async def write(database: Database, signer: Signer | None, count: int = COUNT) -> None:
     log = EventLog(database, signer=signer, checkpoint_every=EVERY)
-    for number in range(count):
-        for hive_id in (HIVE, OTHER):
-            await log.append(
-                Noted(text=f"note {number}"), hive_id=hive_id, account_id="acme", actor="me", task_id="t-1"
-            )
+    for hive_id in (HIVE, OTHER):
+        for first in range(0, count, EVERY):
+            notes = [Noted(text=f"note {number}") for number in range(first, min(first + EVERY, count))]
+            await log.append_all(notes, hive_id=hive_id, account_id="acme", actor="me", task_id="t-1")
     await log.close()
 
 
