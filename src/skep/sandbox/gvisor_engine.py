@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import os
 import socket
 import struct
 import tarfile
@@ -144,10 +143,8 @@ def _made(api: APIClient, engine: Engine, folder: Folder, recipe: Recipe, twin: 
         host_config=_host_config(api, engine, bundle, owner, recipe) | {"Runtime": runtime},
     )
     attached = api.attach_socket(made["Id"], {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-    # The SDK closes what it holds as it sees fit: a descriptor of one's own stays.
-    connection = socket.socket(fileno=os.dup(attached.fileno()))
-    attached.close()
-    return made["Id"], connection
+    # Taken out of the SDK's objects, which would close it when they go.
+    return made["Id"], socket.socket(fileno=attached._sock.detach())
 
 
 def _host_config(api: APIClient, engine: Engine, bundle: Bundle, owner: Owner, recipe: Recipe) -> dict[str, Any]:

@@ -31,8 +31,9 @@ from skep.sandbox.pipes import ReadEnd, WriteEnd, make_pipe
 _LAUNCH = Path(__file__).with_name("gvisor_launch.py")
 #: The launcher reads its orders at 3; the doors of control groups follow.
 _ORDERS, _FIRST_DOOR = 3, 4
-#: What gVisor itself takes besides what runs in it: its three processes, and threads for each processor and process.
-_KERNEL_BYTES, _KERNEL_THREADS, _THREADS_EACH = 192 * MIB, 256, 2
+#: What gVisor takes besides: its own processes, and some 13 threads of the host for each process inside, which it keeps
+#: for the next. Without them it crashes, so how many processes there may be is for its own kernel and the twin to hold.
+_KERNEL_BYTES, _KERNEL_THREADS, _THREADS_EACH = 192 * MIB, 256, 16
 #: How long runsc may take to leave by itself, and to go when it is made to.
 _LEAVE_S, _END_S = 1.0, 2.0
 
