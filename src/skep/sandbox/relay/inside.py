@@ -16,7 +16,6 @@ import base64
 import collections
 import os
 import selectors
-import subprocess
 import sys
 import time
 
@@ -121,9 +120,7 @@ class Relay:
     """Runs the program and carries its bytes."""
 
     def __init__(self, argv: list[str], patience_s: float) -> None:
-        self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._into, self._from = self._child.stdin.fileno(), self._child.stdout.fileno()
+        self._child, self._into, self._from = _started(argv)
         self._ledger = Ledger()
         self._patience_s = patience_s
         self._heard_at = time.monotonic()
@@ -146,7 +143,7 @@ class Relay:
             if not self._held and now - self._heard_at > self._patience_s:
                 self._out.clear()
                 self._hang_up()
-        self._child.wait()
+        os.waitpid(self._child, 0)
 
     def _turn(self) -> None:
         wanted = [(0, selectors.EVENT_READ, self._hear)]
@@ -226,8 +223,17 @@ class Relay:
         self._given.clear()
         if self._into in self._open:
             self._open.discard(self._into)
-            assert self._child.stdin is not None
-            self._child.stdin.close()
+            os.close(self._into)
+
+
+def _started(argv: list[str]) -> tuple[int, int, int]:
+    """Start a program; return its number, and the ends of its input and output."""
+    (theirs, into), (from_, ours) = os.pipe(), os.pipe()
+    streams = [(os.POSIX_SPAWN_DUP2, theirs, 0), (os.POSIX_SPAWN_DUP2, ours, 1)]
+    child = os.posix_spawnp(argv[0], argv, os.environ, file_actions=streams)
+    os.close(theirs)
+    os.close(ours)
+    return child, into, from_
 
 
 if __name__ == "__main__":
