@@ -141,7 +141,8 @@ class Container:
         """Listen to what the agent complains of before it serves; the engine keeps no log of it."""
         stream = api.attach_socket(self.key, {"stdout": 1, "stderr": 1, "stream": 1})
         complaints = socket.socket(fileno=os.dup(stream.fileno()))
-        stream.close()
+        with contextlib.suppress(OSError):
+            stream._response.close()  # or the SDK leaves its socket to the garbage collector
         complaints.setblocking(False)
         return complaints
 

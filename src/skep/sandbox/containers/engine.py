@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,7 @@ class Engine:
             )
         docker = _sdk()
         with explained(host):
+            _knock(host)
             api = docker.APIClient(base_url=host, version="auto", timeout=_ANSWER_S)
             info = api.info()
         engine = cls(host, api, info)
@@ -70,6 +72,7 @@ class Engine:
     def ask_now(self, work: Callable[[APIClient], T]) -> T:
         """Call the engine from a thread that may block."""
         with explained(self.host):
+            _knock(self.host)
             return work(self._api)
 
     def _require_usable(self) -> None:
@@ -105,6 +108,13 @@ def _sdk() -> Any:
     except ImportError as error:
         raise SandboxUnusable("the mechanism docker needs the docker SDK", hint="pip install 'skep[docker]'") from error
     return docker
+
+
+def _knock(host: str) -> None:
+    """Make sure that somebody is there: the SDK leaves a socket behind for each time that nobody is."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(_ANSWER_S)
+        door.connect(host.removeprefix("unix://"))
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from skep.errors import InvalidRequest, NotFound, SandboxUnusable
 from skep.sandbox.containers.engine import Engine
 from skep.sandbox.leftovers import records_folder
 
-#: The folders of the image that only gives the host's own something to be shown on.
-_FOLDERS = ("cache", "dev", "etc", "proc", "run", "run/skep", "sys", "tmp", "workspace")
+#: The folders of the image that only gives the host's own something to be shown on; a mount takes over their mode.
+_PLAIN = ("cache", "dev", "etc", "proc", "run", "run/skep", "sys", "workspace")
+_FOLDERS = {"tmp": 0o1777, **dict.fromkeys(_PLAIN, 0o755)}
 _PIECE = 1 << 20
 
 
@@ -54,9 +55,9 @@ async def named_image(engine: Engine, name: str) -> Image:
 def _skeleton(links: Mapping[str, str]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for name in _FOLDERS:
+        for name, mode in _FOLDERS.items():
             folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            folder.type, folder.mode = tarfile.DIRTYPE, mode
             archive.addfile(folder)
         for inside, target in sorted(links.items()):
             link = tarfile.TarInfo(inside.lstrip("/"))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from skep.errors import SkepError
 from skep.sandbox.containers.engine import Engine
 
 Told = Callable[[], None]
@@ -40,12 +39,13 @@ class Vigil:
             self._listeners.pop(name, None)
             if not self._listeners and self._stream is not None:
                 stream, self._stream = self._stream, None
-                with contextlib.suppress(OSError, SkepError):
+                with contextlib.suppress(OSError):
                     stream.close()
 
     def _keep(self, stream: Any) -> None:
         for _ in stream:
             pass
+        stream._response.close()  # or the SDK leaves its socket to the garbage collector
         with self._lock:
             if self._stream is not stream:
                 return  # it was closed here

@@ -1,0 +1,27 @@
+"""The sandbox contract, kept by containers of a Docker engine."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+
+import pytest
+from tests.docker.daemon import Daemon, daemon
+
+from skep.sandbox.docker import DockerSandbox
+from skep.sandbox.sandbox import Sandbox
+from skep.testing import MakeSandbox, SandboxContract
+
+__all__ = ["daemon"]
+pytestmark = pytest.mark.service
+
+
+class TestDocker(SandboxContract):
+    @pytest.fixture
+    def make_sandbox(self, daemon: Daemon) -> MakeSandbox:
+        return partial(Sandbox.create, mechanism="docker", options=daemon.options)
+
+    async def destroy(self, sandbox: Sandbox) -> None:
+        """Kill the first process inside, as the host's out-of-memory killer might."""
+        assert isinstance(sandbox, DockerSandbox)
+        signal.pidfd_send_signal(sandbox.container.pidfd, signal.SIGKILL)
