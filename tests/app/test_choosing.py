@@ -103,15 +103,6 @@ async def test_what_cannot_filter_a_network_is_not_given_one() -> None:
         await choose(settings(), KEYS, Demand(("gvisor",), needs=frozenset({"network"})))
 
 
-async def test_what_isolates_nothing_says_so_every_time() -> None:
-    wanted = settings(mechanism="local", isolation="none", allow_unsafe=True)
-    said: list[str] = []
-    chooser = Chooser(wanted, tell=said.append)
-    for _ in range(2):
-        assert (await chooser.for_nobody()).mechanism == "local"
-    assert len(said) == 2 and "no isolation" in said[0]
-
-
 async def test_settings_that_switch_sandboxes_off_leave_one_that_refuses() -> None:
     off = settings(mechanism="disabled")
     async with open_sandbox(off, Chooser(off)) as sandbox:

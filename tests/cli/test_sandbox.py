@@ -93,6 +93,33 @@ def test_a_hive_without_a_sandbox_is_refused(cli: Cli) -> None:
     assert "switched off" in ran.stderr
 
 
+def test_what_isolates_nothing_says_so_on_every_use(cli: Cli, config: Path) -> None:
+    config.write_text('{"sandbox": {"mechanism": "local", "isolation": "none", "allow_unsafe": true}}')
+    for _ in range(2):
+        ran = cli("exec", "--", "true")
+        assert (ran.returncode, "isolates nothing" in ran.stderr) == (0, True)
+
+
+def test_another_mechanism_than_the_one_that_was_wanted_is_told(cli: Cli, config: Path) -> None:
+    sandbox = {"mechanism": "docker", "fallback": ["bubblewrap"], "docker": {"host": "unix:///nonexistent.sock"}}
+    config.write_text(json.dumps({"sandbox": sandbox}))
+    ran = cli("exec", "--", "echo", "here")
+    assert (ran.returncode, ran.stdout) == (0, "here\n")
+    assert "made by bubblewrap, as docker cannot be used: no engine answers" in ran.stderr
+
+
+def test_a_hive_that_demands_more_isolation_than_there_is_runs_nothing(cli: Cli) -> None:
+    cli("hive", "create", "garden")
+    assert cli("hive", "set", "garden", "sandbox_isolation=machine").stdout == "garden: sandbox_isolation machine\n"
+    ran = cli("exec", "--hive", "garden", "--", "true")
+    assert (ran.returncode, "isolation is namespaces, and machine is demanded" in ran.stderr) == (5, True)
+    cli("hive", "set", "garden", "sandbox_isolation=default")
+    assert cli("exec", "--hive", "garden", "--", "true").returncode == 0
+    (changed, back) = cli("events", "list", "garden", "--type", "hive_configured", "--json").stdout.splitlines()
+    assert json.loads(changed)["body"]["changes"] == {"sandbox_isolation": "machine"}
+    assert json.loads(back)["body"]["changes"] == {"sandbox_isolation": None}
+
+
 def test_an_interrupt_is_passed_on_and_the_status_comes_back(home: Path) -> None:
     """Ctrl-C without a terminal is SIGINT to skep: the command gets it, and skep ends as the command does."""
     script = "trap 'echo caught; exit 9' INT; echo up; while :; do sleep 0.05; done"

@@ -143,13 +143,9 @@ async def _look(name: str, told: Mapping[str, Any], *, alone: bool) -> Finding:
 
 
 def _chosen(name: str, told: Mapping[str, Any], found: Finding, refused: Mapping[str, Finding]) -> Choice:
-    notices = []
     wanted = next(iter(refused), None)
-    if wanted is not None:
-        notices.append(_instead(name, wanted, refused[wanted]))
-    if name == "local":
-        notices.append("there is no isolation: commands run on this machine with all that its user may do")
-    return Choice(name, told, found.why, "; ".join(notices), wanted)
+    notice = "" if wanted is None else _instead(name, wanted, refused[wanted])
+    return Choice(name, told, found.why, notice, wanted)
 
 
 def _instead(name: str, wanted: str, lack: Finding) -> str:

@@ -169,6 +169,8 @@ def judge_mechanism(settings: Settings, chosen: Choice | SandboxUnusable) -> Che
     if chosen.mechanism == "disabled":
         fix = 'set sandbox.mechanism to "bubblewrap" to switch them on'
         return Check("mechanism", "degraded", "sandboxes are switched off, as the settings say", fix)
+    if chosen.mechanism == "local":
+        return Check("mechanism", "degraded", "local, which isolates nothing", "see the table of mechanisms")
     if chosen.notice:
         return Check("mechanism", "degraded", chosen.notice, "see the table of mechanisms")
     level = MECHANISMS[chosen.mechanism].isolation

@@ -61,7 +61,7 @@ class Finding:
 class Choice:
     """The mechanism that holds a sandbox, with what it is told, and why it is this one.
 
-    `notice` is what a person has to know each time: that there is no isolation, or that another one was wanted.
+    `notice` is what a person has to know each time: that another one was wanted, and whether that isolates more.
     """
 
     mechanism: str = "bubblewrap"

@@ -7,12 +7,12 @@ sandbox itself, so that a link that an agent has planted there leads nowhere but
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from skep.errors import LimitReached, NotFound
+from skep.errors import Denied, InvalidRequest, LimitReached, NotFound
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace.faults import in_thread
@@ -26,11 +26,20 @@ async def copy_in(sandbox: Sandbox, mounts: Sequence[Mount]) -> None:
     """Put copies of folders, of which none is to be written, where they would be shown; outer ones first."""
     for mount in sorted(mounts, key=lambda one: one.inside.count("/")):
         files = await in_thread(_files, mount.host)
-        with suppress(NotFound):
-            await sandbox.files.remove(mount.inside, recursive=True)
+        await _clear(sandbox, mount.inside)
         await sandbox.files.mkdir(mount.inside)
         for name, data in files.items():
             await sandbox.files.write(f"{mount.inside}/{name}", data, mode=0o444)
+
+
+async def _clear(sandbox: Sandbox, path: str) -> None:
+    """Make room; what an agent has shut against removal, or left there as another user, is put aside."""
+    try:
+        await sandbox.files.remove(path, recursive=True)
+    except NotFound:
+        return
+    except (Denied, InvalidRequest):
+        await sandbox.files.move(path, f"{path}.{secrets.token_hex(4)}.aside")
 
 
 def _files(folder: str) -> dict[str, bytes]:
