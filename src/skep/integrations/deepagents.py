@@ -59,14 +59,15 @@ _ERRORS: dict[type[OSError], FileOperationError] = {
 class SkepBackend(BaseSandbox):
     """A sandbox that starts with the first use, for sync and async agents alike.
 
-    `folder` is the workspace on this machine; without one it is thrown away at the end. `network` lists the hosts that
-    may be reached. Use `with`, or `close` it; it ends with the process at the latest.
+    `folder` is the workspace on this machine; without one it is thrown away at the end. `adopt` hands the files that are
+    in it over to the sandbox's own user, which is needed once as root. `network` lists the hosts that may be reached. Use `with`, or `close` it; it ends with the process at the latest.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str] | None = None,
         *,
+        adopt: bool = False,
         network: Sequence[str] = (),
         mechanism: str = "bubblewrap",
         env: Mapping[str, str] | None = None,
@@ -77,6 +78,7 @@ class SkepBackend(BaseSandbox):
         def make() -> AbstractAsyncContextManager[Sandbox]:
             return Sandbox.create(
                 folder,
+                adopt=adopt,
                 network=Network.to(*network) if network else None,
                 mechanism=mechanism,
                 env=env,

@@ -200,8 +200,11 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         if self._ref is None:
             await self._make(workspaces)
         assert self._ref is not None
+        try:
+            labels = workspaces.show(self._ref.id).labels
+        except InvalidRequest as error:
+            raise WorkspaceUnavailableError(f"the workspace is gone: {error.message}") from error
         # Whoever can hand in a ref, a history of messages say, is not to reach the workspaces of hives by it.
-        labels = workspaces.show(self._ref.id).labels
         if self._wanted is None and not _LABELS.items() <= labels.items():
             raise WorkspaceUnavailableError(f"the workspace {self._ref.id} was not made for pydantic-ai")
         return self._terms.standby(workspaces, self._ref.id)
