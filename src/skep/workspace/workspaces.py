@@ -88,13 +88,15 @@ class Workspaces:
         self._on_phase = on_phase
 
     @classmethod
-    def at(cls, home: str | os.PathLike[str], *, limits: Limits | None = None) -> Workspaces:
+    def at(
+        cls, home: str | os.PathLike[str], *, limits: Limits | None = None, choose: Choose = by_bubblewrap
+    ) -> Workspaces:
         """Open the workspaces below a folder, with the templates that ship with Skep and those in the folder."""
         from skep.workspace.snapshot.snapshots import Snapshots
         from skep.workspace.template.templates import Templates
 
         place = Path(home).absolute()
-        return cls(place, Snapshots(place, Templates(place / "templates")), limits=limits)
+        return cls(place, Snapshots(place, Templates(place / "templates")), limits=limits, choose=choose)
 
     async def create(
         self,
