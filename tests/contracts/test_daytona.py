@@ -13,13 +13,18 @@ from skep.sandbox.sandbox import Sandbox
 from skep.testing import Gap, MakeSandbox, SandboxContract
 
 
-class TestDaytona(SandboxContract):
-    gaps: ClassVar[Mapping[str, Gap]] = {}
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with served() as cloud:
+        yield cloud
 
-    @pytest.fixture(scope="class")
-    def cloud(self) -> Iterator[Cloud]:
-        with served() as cloud:
-            yield cloud
+
+class TestDaytona(SandboxContract):
+    gaps: ClassVar[Mapping[str, Gap]] = {
+        "test_a_gigabyte_is_read_and_written_in_pieces": Gap(
+            "a terminal gives four kilobytes at a time, so two gigabytes take longer than a promise gets", tried=False
+        ),
+    }
 
     @pytest.fixture
     def make_sandbox(self, cloud: Cloud) -> MakeSandbox:

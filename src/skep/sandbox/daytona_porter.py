@@ -17,7 +17,7 @@ import tty
 from typing import NoReturn
 
 #: A line is read from the terminal in one or two pieces, each a message; so many lines are on their way at most.
-LINE_BYTES, LINES = 3000, 64
+LINE_BYTES, LINES = 3000, 96
 _LAST_WORDS_S = 2.0
 
 

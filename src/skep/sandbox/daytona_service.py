@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ANSWER_S, _CHANGE_S = 30.0, 120.0
 _VOLUME_LOOK_S = 0.5
 _TOLD_CHARS = 300
+#: A shell on a terminal would write what is typed there into its home.
+_NO_HISTORY = {"HISTFILE": "/dev/null"}
 #: The states in which a machine can be started, and those in which it is on its way to run.
 _AT_REST, _COMING = ("stopped", "archived", "paused"), ("creating", "starting", "restoring", "resuming")
 
@@ -221,7 +223,7 @@ class Machine:
     async def terminal(self, ident: str, hear: Callable[[bytes], Awaitable[None]]) -> Terminal:
         """Open a shell on a terminal; what it prints is heard as it comes."""
         async with _asked(f"open a terminal on machine {self.id}"):
-            return Terminal(await self._sandbox.process.create_pty_session(ident, hear))
+            return Terminal(await self._sandbox.process.create_pty_session(ident, hear, envs=_NO_HISTORY))
 
     async def terminals(self) -> list[str]:
         async with _asked(f"list the terminals of machine {self.id}"):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skep.sandbox.daytona_service import load
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -70,6 +72,7 @@ class Cloud:
 @contextmanager
 def served() -> Iterator[Cloud]:
     """Serve a Daytona in a process of its own, which ends with this one however it ends."""
+    load()  # it takes seconds, which the first test would be blamed for
     key = secrets.token_hex(16)
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.clouds.daytona.server", key],
