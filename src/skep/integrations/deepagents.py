@@ -59,8 +59,9 @@ _ERRORS: dict[type[OSError], FileOperationError] = {
 class SkepBackend(BaseSandbox):
     """A sandbox that starts with the first use, for sync and async agents alike.
 
-    `folder` is the workspace on this machine; without one it is thrown away at the end. `adopt` hands the files that are
-    in it over to the sandbox's own user, which is needed once as root. `network` lists the hosts that may be reached. Use `with`, or `close` it; it ends with the process at the latest.
+    `folder` is the workspace on this machine; without one it is thrown away at the end. `adopt` hands the files that
+    are in it over to the sandbox's own user, which is needed once as root. `network` lists the hosts that may be
+    reached. Use `with`, or `close` it; it ends with the process at the latest.
     """
 
     def __init__(

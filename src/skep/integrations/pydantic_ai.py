@@ -11,17 +11,16 @@ import math
 import os
 import posixpath
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from skep.config.environment import Environment
 from skep.errors import InvalidRequest, LimitReached, NotFound, SandboxLost
 from skep.integrations.command import carry_out, refused_with
 from skep.integrations.extra import extra
 from skep.integrations.filesystem import HOME, Filesystem
+from skep.integrations.home import workspaces_at
 from skep.integrations.standby import Standby
 from skep.sandbox.blocking import elsewhere
 from skep.sandbox.egress.network import Network
@@ -65,14 +64,16 @@ _SHOWN_BYTES = 64 << 10
 class Terms:
     """What the environment of a backend is made with."""
 
-    home: Path | None = None
-    template: str = "minimal"
-    network: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits | None = None
+    home: str | os.PathLike[str] | None
+    template: str
+    network: Sequence[str]
+    env: Mapping[str, str] | None
+    limits: Limits | None
+    mechanism: str
+    options: Mapping[str, Any] | None
 
     def workspaces(self) -> Workspaces:
-        return Workspaces.at(self.home or Environment.read().paths.home, limits=self.limits)
+        return workspaces_at(self.home, limits=self.limits, mechanism=self.mechanism, options=self.options)
 
     def standby(self, workspaces: Workspaces, workspace_id: str) -> Standby:
         """Share what this process has of a workspace: only one in a process can hold it."""
@@ -106,13 +107,22 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         network: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        mechanism: str = "bubblewrap",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if ref is not None and ref.provider != PROVIDER:
             raise ValueError(f"a workspace of {ref.provider!r} is not one of Skep's")
         self._ref = ref
         self._wanted = workspace
-        place = None if home is None else Path(home)
-        self._terms = Terms(home=place, template=template, network=network, env=env or {}, limits=limits)
+        self._terms = Terms(
+            home=home,
+            template=template,
+            network=network,
+            env=env,
+            limits=limits,
+            mechanism=mechanism,
+            options=options,
+        )
         self._finding: asyncio.Task[Standby] | None = None
         self._destroyed = False
 
@@ -139,28 +149,29 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         return _result(await self._do(self._run(command, env, timeout)), timeout)
 
     async def read_bytes(self, path: str) -> bytes:
-        return await self._do(self._read(path))
+        return await self._with_files(lambda files: files.read(path))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        await self._do(self._write(path, data))
+        await self._with_files(lambda files: files.write(path, data))
 
     async def stat(self, path: str) -> FileEntry:
-        return _entry(path, await self._do(self._stat(path)))
+        return _entry(path, await self._with_files(lambda files: files.stat(path)))
 
     async def list_dir(self, path: str) -> Sequence[FileEntry]:
-        return [_entry(posixpath.join(path, found.name), found) for found in await self._do(self._list(path))]
+        entries = await self._with_files(lambda files: files.list(path))
+        return [_entry(posixpath.join(path, found.name), found) for found in entries]
 
     async def make_dir(self, path: str) -> None:
-        await self._do(self._mkdir(path))
+        await self._with_files(lambda files: files.mkdir(path))
 
     async def remove(self, path: str) -> None:
-        await self._do(self._remove(path))
+        await self._with_files(lambda files: _remove(files, path))
 
     async def exists(self, path: str) -> bool:
-        return await self._do(self._exists(path))
+        return await self._with_files(lambda files: files.exists(path))
 
     async def realpath(self, path: str) -> str:
-        return await self._do(self._realpath(path))
+        return await self._with_files(lambda files: files.realpath(path))
 
     async def close(self) -> None:
         """End the sandbox; the workspace stays, and the next operation starts another over it."""
@@ -182,6 +193,12 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         except LimitReached as error:
             raise OSError(errno.EFBIG, error.message) from error
 
+    async def _with_files(self, act: Callable[[Filesystem], Awaitable[T]]) -> T:
+        async def acting() -> T:
+            return await act(Filesystem((await self._sandbox()).files))
+
+        return await self._do(acting())
+
     # What follows runs on the loop that waiting calls share.
 
     async def _sandbox(self) -> Sandbox:
@@ -191,9 +208,6 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
             self._finding = asyncio.create_task(self._find())
         standby = await asyncio.shield(self._finding)
         return await standby.sandbox()
-
-    async def _files(self) -> Filesystem:
-        return Filesystem((await self._sandbox()).files)
 
     async def _find(self) -> Standby:
         workspaces = self._terms.workspaces()
@@ -225,35 +239,6 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         except InvalidRequest as error:
             return CommandResult(exit_code=refused_with(error), stdout="", stderr=f"{error.message}\n")
 
-    async def _read(self, path: str) -> bytes:
-        return await (await self._files()).read(path)
-
-    async def _write(self, path: str, data: bytes) -> None:
-        await (await self._files()).write(path, data)
-
-    async def _stat(self, path: str) -> Entry:
-        return await (await self._files()).stat(path)
-
-    async def _list(self, path: str) -> list[Entry]:
-        return await (await self._files()).list(path)
-
-    async def _mkdir(self, path: str) -> None:
-        await (await self._files()).mkdir(path)
-
-    async def _exists(self, path: str) -> bool:
-        return await (await self._files()).exists(path)
-
-    async def _realpath(self, path: str) -> str:
-        return await (await self._files()).realpath(path)
-
-    async def _remove(self, path: str) -> None:
-        files = await self._files()
-        folder, name = posixpath.split(path.rstrip("/") or "/")
-        target = posixpath.join(await files.realpath(folder), name)
-        if f"{HOME}/".startswith(f"{target.rstrip('/')}/"):
-            raise ValueError(f"{path!r} is the working directory or holds it, and is not removed")
-        await files.remove(path)
-
     async def _close(self) -> None:
         if self._finding is not None:
             finding, self._finding = self._finding, None
@@ -278,6 +263,8 @@ class SkepWorkspace(AbstractCapability[AgentDepsT]):
     network: Sequence[str] = ()
     env: Mapping[str, str] | None = None
     limits: Limits | None = None
+    mechanism: str = "bubblewrap"
+    options: Mapping[str, Any] | None = None
     read_only: bool = False
     id: str | None = "skep_workspace"
 
@@ -292,6 +279,8 @@ class SkepWorkspace(AbstractCapability[AgentDepsT]):
             network=self.network,
             env=self.env,
             limits=self.limits,
+            mechanism=self.mechanism,
+            options=self.options,
         )
         return ReadOnlyWorkspace(Workspace(backend)) if self.read_only else backend
 
@@ -311,6 +300,14 @@ def _result(ran: Execution | CommandResult, timeout_s: float | None) -> CommandR
             f"the command was not done after {timeout_s:g} s", stdout=ran.text, stderr=ran.error_text
         )
     return CommandResult(exit_code=ran.exit_code, stdout=ran.text, stderr=ran.error_text)
+
+
+async def _remove(files: Filesystem, path: str) -> None:
+    folder, name = posixpath.split(path.rstrip("/") or "/")
+    target = posixpath.join(await files.realpath(folder), name)
+    if f"{HOME}/".startswith(f"{target.rstrip('/')}/"):
+        raise ValueError(f"{path!r} is the working directory or holds it, and is not removed")
+    await files.remove(path)
 
 
 def _entry(path: str, found: Entry) -> FileEntry:

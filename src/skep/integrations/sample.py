@@ -7,7 +7,7 @@ import io
 import secrets
 import tarfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from skep.config.environment import Environment
 from skep.errors import InvalidRequest, WorkspaceBusy
 from skep.integrations import users
+from skep.integrations.home import workspaces_at
 from skep.sandbox.egress.network import Network
 from skep.sandbox.limits import Limits
 from skep.sandbox.sandbox import Sandbox
@@ -33,7 +33,7 @@ class SkepSandboxConfig(BaseModel):
 
     #: What isolates it: `bubblewrap`, `docker`, `gvisor` and so on.
     mechanism: str = "bubblewrap"
-    #: A template of Skep's, whose packages every sample starts with; only with bubblewrap.
+    #: A template of Skep's, whose packages every sample starts with.
     template: str | None = None
     #: A folder of this machine, whose files every sample gets a copy of in its workspace.
     folder: str | None = None
@@ -88,24 +88,19 @@ async def computer(config: SkepSandboxConfig) -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-def _from_nothing(config: SkepSandboxConfig) -> Any:
-    options = {**users.OPTIONS, **config.options} if config.mechanism == "bubblewrap" else config.options
+def _from_nothing(config: SkepSandboxConfig) -> AbstractAsyncContextManager[Sandbox]:
     return Sandbox.create(
         limits=config.limits,
         env=config.env,
         network=_network(config),
         mechanism=config.mechanism,
         labels=_LABELS,
-        options=options,
+        options=_options(config),
     )
 
 
 @asynccontextmanager
 async def _from_template(config: SkepSandboxConfig, template: str) -> AsyncIterator[Sandbox]:
-    if config.mechanism != "bubblewrap":
-        raise InvalidRequest(
-            f"a template cannot be used with the mechanism {config.mechanism!r}", hint="leave one of the two out"
-        )
     workspaces = _workspaces(config)
     workspace_id = f"sample-{secrets.token_hex(6)}"
     await workspaces.create(workspace_id, template=template, labels=_LABELS)
@@ -144,7 +139,11 @@ async def clear(workspace_id: str | None) -> list[str]:
 
 
 def _workspaces(config: SkepSandboxConfig) -> Workspaces:
-    return Workspaces.at(Environment.read().paths.home, limits=config.limits)
+    return workspaces_at(limits=config.limits, mechanism=config.mechanism, options=_options(config))
+
+
+def _options(config: SkepSandboxConfig) -> Mapping[str, Any]:
+    return {**users.OPTIONS, **config.options} if config.mechanism == "bubblewrap" else config.options
 
 
 def _network(config: SkepSandboxConfig) -> Network | None:
