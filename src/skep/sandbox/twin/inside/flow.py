@@ -94,9 +94,14 @@ class Source:
             self._credit -= len(piece)
             self._outbox.say(DATA, self._number, self._head + piece)
             return True
-        self.close()
-        self._outbox.say(END, self._number, self._head)
+        self.finish()
         return False
+
+    def finish(self) -> None:
+        """Come to the end."""
+        if self.fd >= 0:
+            self.close()
+            self._outbox.say(END, self._number, self._head)
 
 
 class Sink:

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from skep.sandbox.twin.inside.birth import Nursery, Refused, Spawn, open_terminal, resize
+from skep.sandbox.twin.inside.birth import Nursery, Refused, Spawn, open_terminal, resize, terminals_hang_up
 from skep.sandbox.twin.inside.flow import Sink, Source
 from skep.sandbox.twin.inside.loop import READ, Loop, Outbox
 from skep.sandbox.twin.inside.wire import (
@@ -33,6 +33,8 @@ from skep.sandbox.twin.inside.wire import (
 _NUDGE_S, _NUDGES = 0.02, 100
 #: What a pipe holds: as much of a command that has ended is passed on whether or not there is credit for it.
 _PIPE_BYTES = 1 << 16
+#: More than a terminal holds.
+_TERMINAL_BYTES = 1 << 18
 
 
 class Program:
@@ -161,6 +163,8 @@ class Program:
     def resize(self, rows: int, columns: int) -> None:
         if self.sink is not None and self.sink.fd >= 0 and self._master >= 0:
             resize(self.sink.fd, rows, columns)
+            if self.started and not self.ended and not terminals_hang_up():
+                self.signal(signal.SIGWINCH, group=True)
 
     def reaped(self, code: int, killed_by: int, use: tuple[int, int, int]) -> None:
         """Tell how it ended, after all that it has printed."""
@@ -173,12 +177,18 @@ class Program:
                 self.sources[stream].drain(_PIPE_BYTES)
         if self._master >= 0 and self.sink is not None:
             self.sink.close()  # its terminal went with it
+            if not terminals_hang_up():
+                self.sources[OUT].drain(_TERMINAL_BYTES)
+                self.sources[OUT].finish()
         if (code or killed_by) and not self.limit and self.judge is not None:
             self.limit = self.judge()
         self._outbox.say(EXITED, self._number, EXIT.pack(code, killed_by, *use, self.limit))
 
     def release(self) -> None:
         """Let go of its streams."""
+        if self._master >= 0 and self.started and not self.ended and not terminals_hang_up():
+            self.signal(signal.SIGHUP, group=True)
+            self.signal(signal.SIGCONT, group=True)
         for source in self.sources.values():
             source.close()
         if self.sink is not None:
