@@ -32,10 +32,9 @@ class TestGvisor(SandboxContract):
         assert isinstance(sandbox, StreamSandbox)
         house = sandbox._housing
         assert isinstance(house, House)
-        os.kill(_kernel(house.pid), signal.SIGKILL)
+        os.kill(_kernel(house), signal.SIGKILL)
 
 
-def _kernel(runsc: int) -> int:
-    children = Path(f"/proc/{runsc}/task/{runsc}/children").read_text().split()
-    (kernel,) = (pid for pid in children if "sandbox" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0])
-    return int(kernel)
+def _kernel(house: House) -> int:
+    (kernel,) = (pid for pid in house.children() if "runsc-sandbox" in Path(f"/proc/{pid}/cmdline").read_text())
+    return kernel

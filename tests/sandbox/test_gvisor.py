@@ -66,9 +66,8 @@ def house_of(sandbox: Sandbox) -> House:
 
 def part(sandbox: Sandbox, name: str) -> int:
     """Return the process of runsc's that has a part to play: `gofer` or `sandbox`."""
-    runsc = house_of(sandbox).pid
-    children = Path(f"/proc/{runsc}/task/{runsc}/children").read_text().split()
-    (found,) = (int(pid) for pid in children if f"runsc-{name}" in Path(f"/proc/{pid}/cmdline").read_text())
+    children = house_of(sandbox).children()
+    (found,) = (pid for pid in children if f"runsc-{name}" in Path(f"/proc/{pid}/cmdline").read_text())
     return found
 
 

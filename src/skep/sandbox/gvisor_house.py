@@ -155,10 +155,15 @@ class House(Housing):
     def watch(self) -> None:
         """End the sandbox as soon as one of its processes is gone: with one alone it would answer no more, or wrong."""
         loop = asyncio.get_running_loop()
-        for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+        for pid in self.children():
             with contextlib.suppress(ProcessLookupError):
-                self.watched.append(os.pidfd_open(int(pid)))
+                self.watched.append(os.pidfd_open(pid))
                 loop.add_reader(self.watched[-1], self._fall)
+
+    def children(self) -> list[int]:
+        """Return the processes that runsc has started, by whichever of its threads."""
+        lists = (task / "children" for task in Path(f"/proc/{self.pid}/task").iterdir())
+        return [int(pid) for path in lists for pid in path.read_text().split()]
 
     def _fall(self) -> None:
         self._unwatch()
