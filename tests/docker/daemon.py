@@ -149,16 +149,18 @@ def require_docker() -> None:
         pytest.skip(reason)
 
 
-def new_daemon() -> Daemon:
-    """Start an engine; whoever asks removes it."""
+def new_daemon(*, size: str | None = None) -> Daemon:
+    """Start an engine, with so much room if that is given; whoever asks removes it."""
     require_docker()
     # Short: the sockets of containerd's shims lie below it, and their addresses have room for 107 characters.
     daemon = Daemon(Path(tempfile.mkdtemp(prefix="skep-dk-", dir="/tmp")))
     try:
+        if size is not None:
+            (daemon.folder / "data").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "small", daemon.folder / "data"], check=True)
         daemon.start()
     except BaseException:
-        if daemon.process is not None:
-            daemon.remove()
+        daemon.remove()
         raise
     return daemon
 
