@@ -90,7 +90,8 @@ class SkepBackend(BaseSandbox):
         self._standby = Standby(make)
         self._timeout_s = timeout_s
         self._editing = asyncio.Lock()
-        weakref.finalize(self, _end, self._standby)
+        # Not at the exit of the process: no thread can be started by then. The sandbox ends with the process anyway.
+        weakref.finalize(self, _end, self._standby).atexit = False
 
     @property
     def id(self) -> str:
