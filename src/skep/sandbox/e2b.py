@@ -187,7 +187,7 @@ async def _machine(recipe: Recipe, options: Options) -> tuple[Machine, bool]:
 async def _found(recipe: Recipe, options: Options) -> str:
     if not recipe.labels:
         raise InvalidRequest("a machine is found by its labels, and there are none", hint="pass labels= or sandbox_id")
-    found = await Machine.find(recipe, options)
+    found = await Machine.find(recipe.labels, options)
     if not found:
         raise NotFound("no machine at E2B has these labels", hint="create another sandbox, without the option find")
     if len(found) > 1:

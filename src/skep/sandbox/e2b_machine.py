@@ -99,13 +99,24 @@ class Machine:
 
     @classmethod
     async def create(cls, recipe: Recipe, options: Options) -> Machine:
+        labels = {**_metadata(recipe.labels), "sandbox": secrets.token_hex(8)}
+        try:
+            return await cls._create(recipe, options, labels)
+        except Unavailable:
+            # It may have been made all the same, and only the answer have been lost.
+            with contextlib.suppress(SkepError):
+                await cls._forget(labels, options)
+            raise
+
+    @classmethod
+    async def _create(cls, recipe: Recipe, options: Options, labels: Mapping[str, str]) -> Machine:
         with _told("make a machine"):
             from e2b import AsyncSandbox
 
             made = await AsyncSandbox.create(
                 options.template,
                 timeout=options.timeout_s,
-                metadata={**_metadata(recipe), "sandbox": secrets.token_hex(8)},
+                metadata=dict(labels),
                 envs=dict(recipe.env),
                 allow_internet_access=recipe.network is not None,
                 network=cast(Any, network(recipe, public=options.public)),
@@ -125,16 +136,24 @@ class Machine:
         return cls(made, options)
 
     @staticmethod
-    async def find(recipe: Recipe, options: Options) -> list[str]:
-        """Return the ids of the machines with the recipe's labels, halted or not."""
+    async def find(labels: Mapping[str, str], options: Options) -> list[str]:
+        """Return the ids of the machines that Skep made with these labels, halted or not."""
         with _told("look for machines"):
             from e2b import AsyncSandbox, SandboxQuery
 
-            pages = AsyncSandbox.list(SandboxQuery(metadata=_metadata(recipe)), **options.connection)
+            pages = AsyncSandbox.list(SandboxQuery(metadata=_metadata(labels)), **options.connection)
             found: list[str] = []
             while pages.has_next:
                 found += [one.sandbox_id for one in await pages.next_items()]
             return found
+
+    @classmethod
+    async def _forget(cls, labels: Mapping[str, str], options: Options) -> None:
+        for sandbox_id in await cls.find(labels, options):
+            with _told("end a machine"):
+                from e2b import AsyncSandbox
+
+                await AsyncSandbox.kill(sandbox_id, **options.connection)
 
     async def prepare(self, *, names: list[str]) -> None:
         """Bring what is needed and let root arrange it, whatever was here before."""
@@ -205,8 +224,8 @@ class Machine:
         return self._machine.get_host(port), {"e2b-traffic-access-token": token} if token else {}
 
 
-def _metadata(recipe: Recipe) -> dict[str, str]:
-    return {"made_by": "skep", **recipe.labels}
+def _metadata(labels: Mapping[str, str]) -> dict[str, str]:
+    return {"made_by": "skep", **labels}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from e2b.envd.filesystem import filesystem_connect, filesystem_pb
 from e2b.envd.process import process_connect, process_pb
 from protobuf import Oneof
 from protobuf.wkt.google.protobuf.timestamp_pb import Timestamp
-from tests.clouds.e2b.machines import Fleet, Machine, Running
+from tests.clouds.e2b.machines import Fleet, Machine, Piece, Running
 
 from skep.errors import Conflict, InvalidRequest, NotFound, SandboxLost
 from skep.sandbox.files import Change, Entry
@@ -81,10 +81,12 @@ class Processes(process_connect.Process):
     async def start(self, request: process_pb.StartRequest, ctx: Context) -> AsyncIterator[process_pb.StartResponse]:
         machine = machine_of(self._fleet, ctx)
         one = await self._spawn(machine, request, user_of(ctx))
+        events = _events(one)
+        self._begin(machine, one)
         limit = ctx.request_headers.get("connect-timeout-ms")
         if limit:
             asyncio.get_running_loop().call_later(int(limit) / 1000, self._expire, one)
-        async for event in until_cut(machine, _events(one)):
+        async for event in until_cut(machine, events):
             yield process_pb.StartResponse(event=event)
 
     async def connect(
@@ -142,20 +144,25 @@ class Processes(process_connect.Process):
         except InvalidRequest as error:
             raise ConnectError(Code.INVALID_ARGUMENT, error.message) from error
         one = machine.running[process.pid] = Running(process, argv, terminal=size is not None)
-        one.begin()
-        assert one.pump is not None
-        one.pump.add_done_callback(lambda _: machine.running.pop(process.pid, None))
         return one
+
+    def _begin(self, machine: Machine, one: Running) -> None:
+        one.pump = asyncio.ensure_future(one.pass_on())
+        one.pump.add_done_callback(lambda _: machine.running.pop(one.process.pid, None))
 
     def _expire(self, one: Running) -> None:
         if one.process.exit is None:
             self._killing = asyncio.ensure_future(one.process.kill())
 
 
-async def _events(one: Running) -> AsyncIterator[process_pb.ProcessEvent]:
+def _events(one: Running) -> AsyncIterator[process_pb.ProcessEvent]:
+    return _told_of(one, one.listen())  # it listens from this moment, before the process can end
+
+
+async def _told_of(one: Running, output: AsyncIterator[Piece]) -> AsyncIterator[process_pb.ProcessEvent]:
     event = process_pb.ProcessEvent
     yield event(event=_one("start", event.StartEvent(pid=one.process.pid)))
-    async for name, data in one.listen():
+    async for name, data in output:
         yield event(event=_one("data", event.DataEvent(output=_one(name, data))))
     yield event(event=_one("end", _ended(one.process.exit)))
 

@@ -31,13 +31,13 @@ class Running:
     listeners: list[asyncio.Queue[Piece | None]] = field(default_factory=list)
     pump: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        self.pump = asyncio.create_task(self._pump())
-
-    async def listen(self) -> AsyncIterator[Piece]:
+    def listen(self) -> AsyncIterator[Piece]:
         """Yield the output from now on, to the end of the process."""
         queue: asyncio.Queue[Piece | None] = asyncio.Queue(_AHEAD)
         self.listeners.append(queue)
+        return self._heard(queue)
+
+    async def _heard(self, queue: asyncio.Queue[Piece | None]) -> AsyncIterator[Piece]:
         try:
             while (piece := await queue.get()) is not None:
                 yield piece
@@ -46,7 +46,9 @@ class Running:
             while not queue.empty():  # a pump that waits for room here must not wait for ever
                 queue.get_nowait()
 
-    async def _pump(self) -> None:
+    async def pass_on(self) -> None:
+        """Carry the output to whoever listens, until the process has ended."""
+
         async def move(name: Literal["stdout", "stderr", "pty"], stream: Any) -> None:
             async for chunk in stream:
                 await self._tell((name, chunk))
@@ -75,6 +77,7 @@ class Machine:
     end_at: float
     id: str = field(default_factory=lambda: "i" + secrets.token_hex(10))
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    traffic: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     running: dict[int, Running] = field(default_factory=dict)
     #: Set when the machine is halted or gone, which cuts every stream from it; another comes with the next waking.
@@ -83,6 +86,10 @@ class Machine:
     @property
     def state(self) -> str:
         return "paused" if self.computer.halted else "running"
+
+    @property
+    def public(self) -> bool:
+        return bool(self.asked.get("network", {}).get("allowPublicTraffic", True))
 
     async def halt(self, *, memory: bool = True) -> None:
         await self.computer.halt()
@@ -124,6 +131,9 @@ class Machine:
             "clientID": "loopback",
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self.token,
+            "trafficAccessToken": None
+            if self.asked.get("network", {}).get("allowPublicTraffic", True)
+            else self.traffic,
             "domain": "e2b.test",
         }
 

@@ -104,7 +104,13 @@ class Cloud:
             case ["log"]:
                 raise Answer(200, self.log)
             case ["machines"]:
-                raise Answer(200, [{**one.described(), "asked": one.asked} for one in self.fleet.machines.values()])
+                raise Answer(
+                    200,
+                    [
+                        {**one.described(), "asked": one.asked, "traffic": one.traffic}
+                        for one in self.fleet.machines.values()
+                    ],
+                )
             case ["kill", machine_id]:
                 await self.fleet.remove(self._machine(machine_id))
             case ["expire", machine_id]:
@@ -231,6 +237,8 @@ async def _body(receive: Receive) -> bytes:
     body, more = bytearray(), True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Answer(499)
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return bytes(body)
