@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from skep.errors import SandboxLost
 from skep.sandbox.twin.inside import wire
@@ -14,7 +14,30 @@ from skep.sandbox.twin.inside.wire import Violation
 #: What a list of a hundred thousand long names takes.
 _ANSWER_LIMIT = 64 << 20
 
-Name = Annotated[str, Field(max_length=4096)]
+
+def _bytes_alone(text: str) -> str:
+    if (not text.isascii() and max(text) > "\xff") or "\0" in text:
+        raise ValueError("characters that no path has")
+    return text
+
+
+def _one_name(text: str) -> str:
+    # Whoever copies a folder out joins its names to a path of their own.
+    if text in ("", "..") or "/" in text:
+        raise ValueError("not the name of one thing")
+    return text
+
+
+def _below(text: str) -> str:
+    if text.startswith("/") or ".." in text.split("/"):
+        raise ValueError("not a path below a folder")
+    return text
+
+
+Path = Annotated[str, Field(max_length=4096), AfterValidator(_bytes_alone)]
+Name = Annotated[Path, AfterValidator(_one_name)]
+Below = Annotated[Path, AfterValidator(_below)]
+Happened = Literal["created", "modified", "removed", "overflow"]
 Whole = Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 63)]
 
 
@@ -31,12 +54,12 @@ class Failure(BaseModel):
 #: Name, kind, size, mode, when it was changed, where it points.
 Found = tuple[
     Name, Literal["file", "folder", "link", "other"], Whole, Annotated[int, Field(strict=True, ge=0, lt=0o10000)],
-    Annotated[float, Field(allow_inf_nan=False)], Name | None,
+    Annotated[float, Field(allow_inf_nan=False)], Path | None,
 ]  # fmt: skip
 FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 LISTED: TypeAdapter[list[Found]] = TypeAdapter(Annotated[list[Found], Field(max_length=100_000)])
-CHANGED: TypeAdapter[list[tuple[Literal["created", "modified", "removed", "overflow"], Name]]] = TypeAdapter(
-    Annotated[list[tuple[Literal["created", "modified", "removed", "overflow"], Name]], Field(max_length=4096)]
+CHANGED: TypeAdapter[list[tuple[Happened, Below]]] = TypeAdapter(
+    Annotated[list[tuple[Happened, Below]], Field(max_length=4096)]
 )
 NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=0, lt=1 << 63)])
 

@@ -50,11 +50,14 @@ class TwinFiles:
 
     async def list(self, path: str = ".") -> list[Entry]:
         answer = await self._ask("list", path)
-        return sorted((_entry(found) for found in self._read(LISTED, answer.data)), key=lambda entry: entry.name)
+        return sorted(
+            (_entry(found) for found in understood(self._conversation, LISTED, answer.data)),
+            key=lambda entry: entry.name,
+        )
 
     async def stat(self, path: str) -> Entry:
         answer = await self._ask("stat", path)
-        return _entry(self._read(FOUND, answer.data))
+        return _entry(understood(self._conversation, FOUND, answer.data))
 
     async def move(self, source: str, target: str) -> None:
         await self._ask("move", source, target=_sent(target))
@@ -117,13 +120,6 @@ class TwinFiles:
         finally:
             self._conversation.say(wire.RELEASE, party.number)
             self._conversation.forget(party.number)
-
-    def _read(self, form: Any, payload: bytes | bytearray) -> Any:
-        try:
-            return read(form, payload)
-        except Violation as error:
-            self._conversation.lose(str(error))
-            raise self._conversation.gone() from error
 
 
 class _Reading:
@@ -276,4 +272,13 @@ def _reason(failure: Failure, path: str, limit: int | None) -> SkepError:
 async def count(conversation: Conversation) -> int:
     """Return how many processes descend from the twin."""
     answer = await conversation.ask(wire.COUNT)
-    return int(read(NUMBER, answer.value))
+    return int(understood(conversation, NUMBER, answer.value))
+
+
+def understood(conversation: Conversation, form: Any, payload: bytes | bytearray) -> Any:
+    """Return what an answer says; one that says nothing ends the conversation."""
+    try:
+        return read(form, payload)
+    except Violation as error:
+        conversation.lose(str(error))
+        raise conversation.gone() from error

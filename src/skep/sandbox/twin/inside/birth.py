@@ -33,6 +33,8 @@ _NO_NEW_PRIVILEGES, _DIE_WITH_PARENT = 38, 1
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _SCOPE_SIGNALS = 2
 _IUTF8 = 0o40000
+#: The longest name of a file.
+_NAME_BYTES = 255
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -203,6 +205,9 @@ def _execute(spawn: Spawn) -> None:
     try:
         os.execvpe(spawn.argv[0], spawn.argv, spawn.env)  # noqa: S606 - the controller chose it
     except OSError as error:
+        # What is too long for gVisor are the arguments, though it says that it is the name.
+        if error.errno == errno.ENAMETOOLONG and len(spawn.argv[0]) <= _NAME_BYTES:
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG)) from error
         # A text without a first line that names its interpreter is a script, as for execvp(3).
         if error.errno != errno.ENOEXEC or b"/" not in spawn.argv[0]:
             raise
