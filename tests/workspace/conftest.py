@@ -27,6 +27,10 @@ SNAPSHOT_FILES = {
     "pyproject.toml": '[project]\nname = "workspace"\nversion = "0"\n',
 }
 
+#: How this machine puts workspaces together, and every way in which it can.
+USUAL: Layering = "copy" if machine_layering() == "none" else "overlay"
+WAYS: list[Layering] = sorted({USUAL, "copy"}, reverse=True)
+
 MakeWorkspaces = Callable[..., Workspaces]
 
 

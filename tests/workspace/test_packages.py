@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.workspace.conftest import USUAL, WAYS
 from tests.workspace.market import wheel
 from tests.workspace.orchard import Orchard, growing, own_hash, said
 from tests.workspace.tree_hash import tree_hash
@@ -35,6 +36,12 @@ def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
         yield made
 
 
+@pytest.fixture
+def layering() -> Layering:
+    """Give the machine's own way to put workspaces together: an install is the same in all, but where it says so."""
+    return USUAL
+
+
 @pytest.fixture(autouse=True)
 def _open_market(orchard: Orchard) -> Iterator[None]:
     yield
@@ -43,6 +50,7 @@ def _open_market(orchard: Orchard) -> Iterator[None]:
     orchard.market.gate.set()
 
 
+@pytest.mark.parametrize("layering", WAYS)
 async def test_an_installed_python_package_can_be_imported_with_what_it_needs(
     orchard: Orchard, layering: Layering
 ) -> None:
@@ -264,6 +272,7 @@ async def test_an_install_that_is_cancelled_changes_nothing(orchard: Orchard, la
         assert not (workspace.folder / "install").exists()
 
 
+@pytest.mark.parametrize("layering", WAYS)
 async def test_a_rollback_takes_packages_along(orchard: Orchard, layering: Layering) -> None:
     async with orchard.workspace(layering) as workspace:
         await orchard.install(workspace, python=["apple"])
@@ -375,6 +384,7 @@ async def test_files_of_packages_may_have_any_name(orchard: Orchard, layering: L
         assert not (await sandbox.run("test -e pwned")).ok
 
 
+@pytest.mark.parametrize("layering", WAYS)
 async def test_the_agents_own_files_are_untouched_by_installs(orchard: Orchard, layering: Layering) -> None:
     async with orchard.workspace(layering) as workspace:
         sandbox = await workspace.sandbox()
