@@ -7,55 +7,14 @@ import signal
 from collections.abc import Awaitable
 
 import pytest
+from tests.sandbox.machines import Machine, start_on_machine
 
 from skep.sandbox.bubblewrap import BubblewrapSandbox
 from skep.sandbox.limits import Limits
-from skep.sandbox.link import Housing, Link, armoured
-from skep.sandbox.recipe import Recipe
-from skep.sandbox.sandbox import Process, Sandbox
-from skep.sandbox.stream import PYTHON, StreamSandbox, twin_program
+from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.stream import StreamSandbox
 from skep.testing import MakeSandbox, SandboxContract
-
-TWIN = "/tmp/twin.py"
-
-
-class ProcessLink(Link):
-    """A link over the streams of a process in a sandbox."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    async def read(self) -> bytes:
-        return await self._process.stdout.read()
-
-    async def write(self, data: bytes) -> None:
-        await self._process.write(data)
-
-    async def close(self) -> None:
-        self._process.release()
-
-
-class Machine(Housing):
-    """A sandbox in the place of a machine."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.id = f"machine-{sandbox.id}"
-
-    async def alive(self) -> bool:
-        return await self.sandbox.alive()
-
-    async def end(self) -> None:
-        await self.sandbox.stop()
-
-
-async def start_on_machine(limits: Limits | None = None, *arguments: str) -> StreamSandbox:
-    recipe = Recipe(limits=limits or Limits())
-    sandbox = await Sandbox.create()
-    await sandbox.files.write(TWIN, twin_program())
-    process = await sandbox.start([*PYTHON, TWIN, *arguments], stdin=True)
-    link: Link = ProcessLink(process)
-    return await StreamSandbox.over(armoured(link) if "--armour" in arguments else link, Machine(sandbox), recipe)
+from skep.testing.commands import StreamPromises
 
 
 class TestStream(SandboxContract):
@@ -72,3 +31,17 @@ class TestStream(SandboxContract):
         machine = sandbox._housing
         assert isinstance(machine, Machine) and isinstance(machine.sandbox, BubblewrapSandbox)
         os.kill(machine.sandbox._launcher.pid, signal.SIGKILL)
+
+
+class TestArmoured(StreamPromises):
+    """The streams again, in lines of text; what is built on them does not know the difference."""
+
+    @pytest.fixture
+    def make_sandbox(self) -> MakeSandbox:
+        def make(*, limits: Limits | None = None) -> Awaitable[Sandbox]:
+            return start_on_machine(limits, "--armour")
+
+        return make
+
+
+del StreamPromises
