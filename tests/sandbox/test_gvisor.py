@@ -164,6 +164,15 @@ async def test_memory_given_to_tmp_is_all_there_is() -> None:
         assert "No space" in (await sandbox.run("head -c 600000 /dev/zero > /tmp/more")).error_text
 
 
+async def test_no_more_processes_are_made_than_the_limit() -> None:
+    program = "import os\nfor n in range(60):\n    if os.fork() == 0: os.read(0, 1)\n"
+    async with gvisor(limits=Limits(processes=20)) as sandbox:
+        refused = await sandbox.run(["python3", "-c", program])
+        assert "Resource temporarily unavailable" in refused.error_text
+        await sandbox.kill_all()
+        assert (await sandbox.run("echo fine")).text == "fine\n"
+
+
 async def test_a_root_file_system_can_be_given(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnusable, match="no Python"):
         await gvisor(options={"rootfs": str(tmp_path)})
