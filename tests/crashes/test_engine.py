@@ -119,6 +119,17 @@ async def test_a_container_that_is_removed_under_a_command_is_lost(engine: Daemo
     await sandbox.stop()
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
+async def test_a_start_that_is_given_up_leaves_no_container(engine: Daemon, folder: str, after_s: float) -> None:
+    starting = asyncio.ensure_future(sandbox_in(folder, engine)._start())
+    await asyncio.wait([starting], timeout=after_s)
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled():
+        await starting.result().stop()
+    await asyncio.to_thread(eventually, lambda: containers(engine) == [], GONE_S)
+
+
 async def test_other_sandboxes_outlive_one_that_is_lost(engine: Daemon, tmp_path: Path) -> None:
     async with sandbox_in(str(tmp_path / "one"), engine) as one, sandbox_in(str(tmp_path / "two"), engine) as two:
         signal.pidfd_send_signal(one.container.pidfd, signal.SIGKILL)

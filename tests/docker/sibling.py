@@ -41,7 +41,7 @@ def api_of(daemon: Daemon) -> Any:
 def gets_through(daemon: Daemon, sandbox: DockerSandbox, lines: str, **changes: object) -> bool:
     """Run lines in a sibling of a sandbox's container, with some of its settings changed."""
     with api_of(daemon) as api:
-        found = api.inspect_container(sandbox.container.key)
+        found = api.inspect_container(sandbox.container.name)
         own = {name: changes.pop(name, found["Config"][name]) for name in ("User", "WorkingDir")}
         settings = {**found["HostConfig"], "AutoRemove": False, **changes}
         body = {**own, "Image": found["Config"]["Image"], "Entrypoint": [PYTHON, "-I", "-c"], "HostConfig": settings}

@@ -84,7 +84,7 @@ async def test_a_container_cannot(daemon: Daemon, sandbox: DockerSandbox, name: 
 
 def _writable(daemon: Daemon, sandbox: DockerSandbox) -> list[dict[str, Any]]:
     with api_of(daemon) as api:
-        mounts = api.inspect_container(sandbox.container.key)["HostConfig"]["Mounts"]
+        mounts = api.inspect_container(sandbox.container.name)["HostConfig"]["Mounts"]
     return [{**mount, "ReadOnly": mount["Target"] != "/opt/tools"} for mount in mounts]
 
 

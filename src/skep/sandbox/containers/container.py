@@ -49,8 +49,6 @@ class Container:
     folder: str
     owner: Owner | None = None
     group: Group = _NO_GROUP
-    #: The engine's name for it, once it is made.
-    key: str = ""
     pidfd: int = -1
 
     @classmethod
@@ -69,15 +67,20 @@ class Container:
         return cls(sandbox_id, engine, record, folder)
 
     @property
+    def name(self) -> str:
+        """What the engine knows it by."""
+        return f"skep-{self.id}"
+
+    @property
     def user(self) -> tuple[int, int]:
         return self.owner or (os.geteuid(), os.getegid())
 
     async def start(self, image: str, furniture: Furniture, recipe: Recipe, runtime: str | None) -> socket.socket:
         """Make the container and start it; return the agent's connection."""
         with furniture.listen() as listener:
-            self.key = await self.engine.ask(lambda api: self._made(api, image, furniture, recipe, runtime))
+            await self.engine.ask(lambda api: self._make(api, image, furniture, recipe, runtime))
             with await self.engine.ask(self._attached) as complaints:
-                await self.engine.ask(lambda api: api.start(self.key))
+                await self.engine.ask(lambda api: api.start(self.name))
                 control = await _called(listener, complaints)
         try:
             await self._recognise(control)
@@ -86,12 +89,12 @@ class Container:
             raise
         return control
 
-    def _made(self, api: Any, image: str, furniture: Furniture, recipe: Recipe, runtime: str | None) -> str:
-        made = api.create_container(
+    def _make(self, api: Any, image: str, furniture: Furniture, recipe: Recipe, runtime: str | None) -> None:
+        api.create_container(
             image,
             entrypoint=["/run/skep/agent"],
             command=["call", SOCKET, FILTER],
-            name=f"skep-{self.id}",
+            name=self.name,
             hostname="skep",
             user="{}:{}".format(*self.user),
             working_dir="/",
@@ -100,7 +103,6 @@ class Container:
             healthcheck={"test": ["NONE"]},
             host_config=self._host_config(api, furniture, recipe, runtime),
         )
-        return str(made["Id"])
 
     def _host_config(self, api: Any, furniture: Furniture, recipe: Recipe, runtime: str | None) -> dict[str, Any]:
         limits, (uid, gid) = recipe.limits, self.user
@@ -139,7 +141,7 @@ class Container:
 
     def _attached(self, api: Any) -> socket.socket:
         """Listen to what the agent complains of before it serves; the engine keeps no log of it."""
-        stream = api.attach_socket(self.key, {"stdout": 1, "stderr": 1, "stream": 1})
+        stream = api.attach_socket(self.name, {"stdout": 1, "stderr": 1, "stream": 1})
         complaints = socket.socket(fileno=os.dup(stream.fileno()))
         with contextlib.suppress(OSError):
             stream._response.close()  # or the SDK leaves its socket to the garbage collector
@@ -148,9 +150,11 @@ class Container:
 
     async def _recognise(self, control: socket.socket) -> None:
         """Make sure that it was the container which called, and take hold of its first process."""
-        found = await self.engine.ask(lambda api: api.inspect_container(self.key))
+        found = await self.engine.ask(lambda api: api.inspect_container(self.name))
         pid, _, _ = _PEER.unpack(control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if pid != found["State"]["Pid"] or pid <= 0:
+        if not found["State"]["Pid"]:
+            raise SandboxUnusable("the container ended as soon as it had started", hint="look into the engine's log")
+        if pid != found["State"]["Pid"]:
             raise SandboxUnusable(
                 f"the engine at {self.engine.host} numbers processes as this process does not",
                 hint="run Skep where the engine runs, not in a container that only has its socket",
@@ -176,9 +180,9 @@ class Container:
     def _end_now(self) -> None:
         vigil(self.engine).leave(self.id)
         ended = self.pidfd >= 0 and _has_ended(self.pidfd, _END_S)
-        if self.key and not ended:
-            with contextlib.suppress(SkepError):  # an engine that has gone removes it when it is back
-                self.engine.ask_now(lambda api: api.remove_container(self.key, force=True, v=True))
+        if not ended:
+            with contextlib.suppress(SkepError):  # it was never made, or the engine has gone and removes it when back
+                self.engine.ask_now(lambda api: api.remove_container(self.name, force=True, v=True))
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.record.settle(_NO_GROUP, wait_s=0)

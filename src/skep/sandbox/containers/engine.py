@@ -46,8 +46,14 @@ class Engine:
         host = host or DEFAULT_ENGINE
         key = (os.getpid(), host)  # what was forked shares no connection with its parent
         if key not in _engines:
-            _engines[key] = await asyncio.get_running_loop().run_in_executor(_threads(), cls._met, host)
+            await asyncio.get_running_loop().run_in_executor(_threads(), cls._meet, key)
         return _engines[key]
+
+    @classmethod
+    def _meet(cls, key: tuple[int, str]) -> None:
+        with _meeting:
+            if key not in _engines:
+                _engines[key] = cls._met(key[1])
 
     @classmethod
     def _met(cls, host: str) -> Engine:
@@ -66,8 +72,15 @@ class Engine:
         return engine
 
     async def ask(self, work: Callable[[APIClient], T]) -> T:
-        """Call the engine in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask_now, work)
+        """Call the engine in a thread. Whoever is cancelled meanwhile goes when the engine has done it all the same."""
+        call = asyncio.get_running_loop().run_in_executor(self._threads, self.ask_now, work)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            if not call.cancelled():
+                call.exception()  # nobody is left to hear of it
+            raise
 
     def ask_now(self, work: Callable[[APIClient], T]) -> T:
         """Call the engine from a thread that may block."""
@@ -94,7 +107,7 @@ class Engine:
 
 _engines: dict[tuple[int, str], Engine] = {}
 _pools: dict[int, ThreadPoolExecutor] = {}
-_making = threading.Lock()
+_making, _meeting = threading.Lock(), threading.Lock()
 
 
 def _threads() -> ThreadPoolExecutor:
