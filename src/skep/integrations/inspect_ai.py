@@ -123,26 +123,30 @@ class SkepSandboxEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         """Run a command. One that is out of time is not tried again: nothing between here and there can be stuck."""
-        identity = await self._reached(users.identify(self._sandbox, user))
-        if identity is None:
-            return self._nobody(user)
         keep = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        work = carry_out(
-            self._sandbox,
-            cmd,
-            keep_bytes=keep,
-            timeout_s=timeout,
-            input=input.encode() if isinstance(input, str) else input or b"",
-            cwd=cwd,
-            env={**identity.env, **(env or {})},
-            user=identity.user,
-        )
+        data = input.encode() if isinstance(input, str) else input or b""
+
+        async def work() -> Execution | None:
+            identity = await users.identify(self._sandbox, user)
+            if identity is None:
+                return None
+            return await carry_out(
+                self._sandbox,
+                cmd,
+                keep_bytes=keep,
+                timeout_s=timeout,
+                input=data,
+                cwd=cwd,
+                env={**identity.env, **(env or {})},
+                user=identity.user,
+            )
+
         try:
             async with _turn(concurrency):
-                execution = await self._reached(work)
+                execution = await self._reached(work())
         except InvalidRequest as error:
             return _not_started(error)
-        return _result(execution, timeout)
+        return self._nobody(user) if execution is None else _result(execution, timeout)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
