@@ -42,11 +42,10 @@ asyncio.run(main())
 class RunscDaemon(Daemon):
     """An engine that knows runsc."""
 
-    def _arguments(self) -> Iterator[str]:
+    def _arguments(self) -> list[str]:
         runtime = {"path": shutil.which("runsc", path="/usr/local/bin:/usr/bin"), "runtimeArgs": ["--network=none"]}
         (self.folder / "daemon.json").write_text(json.dumps({"runtimes": {"runsc": runtime}}))
-        yield f"--config-file={self.folder}/daemon.json"
-        yield from super()._arguments()
+        return [f"--config-file={self.folder}/daemon.json", *super()._arguments()]
 
 
 @pytest.fixture(scope="module")

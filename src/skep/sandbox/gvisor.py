@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skep.errors import SandboxUnusable
-from skep.sandbox.claim import Owner, claim
-from skep.sandbox.gvisor_bundle import Bundle, Twin, furnish
+from skep.sandbox.gvisor_bundle import Twin, prepare
 from skep.sandbox.gvisor_house import Folder, House, Orders
 from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.recipe import Recipe
@@ -58,11 +56,10 @@ async def _open(recipe: Recipe, twin: Twin) -> House | Container:
 async def open_house(recipe: Recipe, twin: Twin) -> House:
     """Make all that a sandbox needs on the host, and start runsc with a program in it."""
     runsc = find_runsc(recipe.options.get("path"))
-    folder = await asyncio.to_thread(Folder.make)
+    # In the event loop's own thread: the kernel ends runsc with the thread that has started it.
+    folder = Folder.make()
     try:
-        orders = await asyncio.to_thread(_order, folder, recipe, twin, runsc)
-        # In the event loop's own thread: the kernel ends runsc with the thread that has started it.
-        return House.start(folder, orders, recipe.limits)
+        return House.start(folder, _order(folder, recipe, twin, runsc), recipe.limits)
     except BaseException:
         await asyncio.to_thread(folder.remove)
         raise
@@ -76,17 +73,6 @@ def find_runsc(named: str | None = None) -> str:
             f"there is no {named or 'runsc'} on this machine", hint="install gVisor: sudo apt-get install runsc"
         )
     return path
-
-
-def prepare(folder: Path, recipe: Recipe, twin: Twin) -> tuple[Bundle, Owner]:
-    """Put together what a sandbox sees; return it with the host's user whose the workspace is."""
-    workspace = recipe.stack.upper if recipe.stack else recipe.folder or str(folder / "workspace")
-    fd, owner = claim(workspace, adopt=recipe.adopt)
-    try:
-        inode = os.fstat(fd).st_ino
-    finally:
-        os.close(fd)
-    return furnish(folder, recipe, (workspace, inode), twin), owner or (os.geteuid(), os.getegid())
 
 
 def _order(folder: Folder, recipe: Recipe, twin: Twin, runsc: str) -> Orders:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from skep.errors import InvalidRequest, SandboxUnusable
 from skep.sandbox import kernels
 from skep.sandbox.binary import native
+from skep.sandbox.claim import Owner, claim
 from skep.sandbox.gvisor_config import Config, First, Shown
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, extra_planks, system_planks
@@ -111,6 +112,17 @@ class Bundle:
         target = self.root / inside.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def prepare(folder: Path, recipe: Recipe, twin: Twin) -> tuple[Bundle, Owner]:
+    """Put together what a sandbox sees; return it with the host's user whose the workspace is."""
+    workspace = recipe.stack.upper if recipe.stack else recipe.folder or str(folder / "workspace")
+    fd, owner = claim(workspace, adopt=recipe.adopt)
+    try:
+        inode = os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+    return furnish(folder, recipe, (workspace, inode), twin), owner or (os.geteuid(), os.getegid())
 
 
 def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin) -> Bundle:

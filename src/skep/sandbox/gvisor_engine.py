@@ -13,21 +13,24 @@ import io
 import socket
 import struct
 import tarfile
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skep.errors import SandboxUnusable, SkepError
 from skep.sandbox.claim import Owner
 from skep.sandbox.containers.engine import Engine
 from skep.sandbox.containers.orphans import labels, sweep_once
-from skep.sandbox.gvisor_bundle import Bundle, Twin
+from skep.sandbox.gvisor_bundle import Bundle, Twin, prepare
 from skep.sandbox.gvisor_house import Folder, with_kernel
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.recipe import Recipe
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+T = TypeVar("T")
 
 _IMAGE = "skep-gvisor"
 #: What an attached stream is cut into: which one it is, and a length.
@@ -75,13 +78,16 @@ class Container(Housing):
 
     folder: Folder
     engine: Engine
-    name: str
     link: Attached
     ended: bool = False
 
     @property
     def id(self) -> str:  # type: ignore[override]
         return self.folder.id
+
+    @property
+    def name(self) -> str:
+        return _name(self.folder)
 
     async def alive(self) -> bool:
         return not self.ended
@@ -90,10 +96,7 @@ class Container(Housing):
         if not self.ended:
             self.ended = True
             await self.link.close()
-            # It goes by itself when the twin does; this is for one that will not.
-            with contextlib.suppress(SkepError):
-                await self.engine.ask(lambda api: api.remove_container(self.name, force=True, v=True))
-            await asyncio.to_thread(self.folder.remove)
+            await _remove(self.engine, self.folder)
 
     def complaint(self) -> str:
         """Return what the first process said on standard error."""
@@ -103,15 +106,15 @@ class Container(Housing):
 async def open_container(recipe: Recipe, twin: Twin) -> Container:
     """Make a container with a program in it, and start it."""
     engine = await Engine.at(recipe.options.get("host"))
-    folder = await asyncio.to_thread(Folder.make, grouped=False)
+    folder = Folder.make(grouped=False)
     try:
-        name, connection = await engine.ask(lambda api: _made(api, engine, folder, recipe, twin))
+        connection = await _finished(engine.ask(lambda api: _made(api, engine, folder, recipe, twin)))
     except BaseException:
-        await asyncio.to_thread(folder.remove)
+        await _remove(engine, folder)
         raise
-    container = Container(folder, engine, name, await Attached.over(connection))
+    container = Container(folder, engine, await Attached.over(connection))
     try:
-        await engine.ask(lambda api: api.start(name))
+        await _finished(engine.ask(lambda api: api.start(container.name)))
     except BaseException:
         await container.end()
         raise
@@ -119,9 +122,28 @@ async def open_container(recipe: Recipe, twin: Twin) -> Container:
     return container
 
 
-def _made(api: APIClient, engine: Engine, folder: Folder, recipe: Recipe, twin: Twin) -> tuple[str, socket.socket]:
-    from skep.sandbox.gvisor import prepare
+async def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Wait to the end even if cancelled: a thread would go on, and make what nobody knows of."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
+
+async def _remove(engine: Engine, folder: Folder) -> None:
+    # The container goes by itself when the twin does; this is for one that will not, or was never started.
+    with contextlib.suppress(SkepError):
+        await engine.ask(lambda api: api.remove_container(_name(folder), force=True, v=True))
+    await asyncio.to_thread(folder.remove)
+
+
+def _name(folder: Folder) -> str:
+    return f"skep-{folder.id}"
+
+
+def _made(api: APIClient, engine: Engine, folder: Folder, recipe: Recipe, twin: Twin) -> socket.socket:
     runtime = str(recipe.options.get("runtime") or "runsc")
     if runtime not in (api.info().get("Runtimes") or {}):
         raise SandboxUnusable(
@@ -129,10 +151,10 @@ def _made(api: APIClient, engine: Engine, folder: Folder, recipe: Recipe, twin: 
             hint=f'add "{runtime}": {{"path": "/usr/bin/runsc", "runtimeArgs": ["--network=none"]}} to its runtimes',
         )
     bundle, owner = prepare(folder.path, recipe, twin)
-    made = api.create_container(
+    api.create_container(
         _image(api, bundle.root),
         list(bundle.command),
-        name=f"skep-{folder.id}",
+        name=_name(folder),
         hostname="skep",
         user=f"{owner[0]}:{owner[1]}",
         working_dir="/",
@@ -142,9 +164,9 @@ def _made(api: APIClient, engine: Engine, folder: Folder, recipe: Recipe, twin: 
         labels=labels(folder.id, recipe.labels),
         host_config=_host_config(api, engine, bundle, owner, recipe) | {"Runtime": runtime},
     )
-    attached = api.attach_socket(made["Id"], {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+    attached = api.attach_socket(_name(folder), {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
     # Taken out of the SDK's objects, which would close it when they go.
-    return made["Id"], socket.socket(fileno=attached._sock.detach())
+    return socket.socket(fileno=attached._sock.detach())
 
 
 def _host_config(api: APIClient, engine: Engine, bundle: Bundle, owner: Owner, recipe: Recipe) -> dict[str, Any]:

@@ -162,8 +162,11 @@ class House(Housing):
 
     def children(self) -> list[int]:
         """Return the processes that runsc has started, by whichever of its threads."""
-        lists = (task / "children" for task in Path(f"/proc/{self.pid}/task").iterdir())
-        return [int(pid) for path in lists for pid in path.read_text().split()]
+        found = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end, or runsc itself
+            for task in Path(f"/proc/{self.pid}/task").iterdir():
+                found += [int(pid) for pid in (task / "children").read_text().split()]
+        return found
 
     def _fall(self) -> None:
         self._unwatch()
