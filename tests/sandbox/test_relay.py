@@ -24,6 +24,7 @@ class LossyLine(Line):
         self.cuts = cuts
         self.opened = 0
         self.dropped = 0
+        self.taken = 0
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(8)
         self._connected = False
         self._over = False
@@ -31,17 +32,14 @@ class LossyLine(Line):
         self._pump: asyncio.Task[None] | None = None
 
     async def start(self, argv: list[str], patience_s: float = 40.0) -> None:
+        await self.run(sys.executable, "-I", inside.__file__, str(patience_s), *argv)
+
+    async def run(self, *argv: str) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", inside.__file__, str(patience_s), *argv,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
         self._pump = asyncio.ensure_future(self._run())
         self._connected = True
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     async def open(self) -> None:
         if self._over:
@@ -95,6 +93,7 @@ class LossyLine(Line):
     async def _run(self) -> None:
         assert self._process is not None and self._process.stdout is not None
         while data := await self._process.stdout.read(1 << 16):
+            self.taken += len(data)
             if not self._connected:
                 self.dropped += len(data)
                 continue
@@ -216,3 +215,16 @@ def test_what_was_cut_or_made_up_is_no_message() -> None:
     assert ledger.hear(b"D 1 3 YWJj") == ("G", b"")
     assert ledger.hear(b"D 0 3 YWJj") == ("D", b"abc")
     assert ledger.hear(b"D 0 3 YWJj") == ("", b"")
+
+
+async def test_a_relay_that_asks_and_asks_is_not_answered_each_time() -> None:
+    """What it says is hostile: one line of it must not make a megabyte here."""
+    asking = "import sys; sys.stdout.buffer.write(b'R 0\\n' * 100000); sys.stdout.flush(); sys.stdin.read()"
+    line = LossyLine(random.Random(5), cuts=0)
+    await line.run(sys.executable, "-c", asking)
+    link = RelayedLink(line)
+    await link.write(os.urandom(500_000))
+    await _until(lambda: line.taken >= 400_000 and line._pieces.empty())
+    assert len(link._out) < 2 * inside.WINDOW_BYTES
+    await link.close()
+    await line.end()

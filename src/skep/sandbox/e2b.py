@@ -47,7 +47,7 @@ class E2BHousing(Housing):
 
     async def alive(self) -> bool:
         try:
-            return self.paused or await self.machine.running()
+            return await (self.machine.exists() if self.paused else self.machine.running())
         except SandboxLost:
             return False
         except SkepError:
@@ -65,8 +65,12 @@ class E2BHousing(Housing):
 
     async def resume(self) -> bool:
         if self.paused:
-            await self.machine.wake()
-            await self._link.wake()
+            try:
+                await self.machine.wake()
+                await self._link.wake()
+            except SandboxLost:
+                await self._link.close()
+                raise
             self.paused = False
         return True
 

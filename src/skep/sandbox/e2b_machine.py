@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import shlex
@@ -159,7 +158,8 @@ class Machine:
         """Bring what is needed and let root arrange it, whatever was here before."""
         known = "".join(f"\necho {NOWHERE} {shlex.quote(name)} >> /etc/hosts" for name in names)
         with _told("prepare a machine"):
-            await asyncio.gather(self._upload(), self._machine.commands.run(_SETTLE + known, user="root"))
+            await self._upload()
+            await self._machine.commands.run(_SETTLE + known, user="root")
 
     async def dismiss(self) -> None:
         """End the relays of other controllers, which end with all that those have started."""
@@ -196,6 +196,10 @@ class Machine:
     async def running(self) -> bool:
         with _told("ask for a machine"):
             return await self._machine.is_running()
+
+    async def exists(self) -> bool:
+        with _told("ask for a machine"):
+            return bool(await self._machine.get_info())
 
     async def extend(self) -> None:
         with _told("keep a machine"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -105,6 +106,20 @@ async def test_a_call_to_a_paused_machine_is_refused_at_once(cloud: PlayedCloud)
         assert await sandbox.alive()
         await sandbox.resume()
         assert (await sandbox.run("echo fine")).stdout == b"fine\n"
+
+
+async def test_a_machine_that_goes_while_it_is_paused_is_lost_when_it_should_go_on(cloud: PlayedCloud) -> None:
+    async with computer(cloud) as sandbox:
+        waiting = asyncio.ensure_future(sandbox.run("sleep 1000"))
+        await sandbox.run("true")
+        await sandbox.pause()
+        cloud.kill(sandbox.id)
+        assert not await sandbox.alive()
+        for _ in range(2):
+            with pytest.raises(SandboxLost):
+                await asyncio.wait_for(sandbox.resume(), SOON_S)
+        with pytest.raises(SandboxLost):
+            await asyncio.wait_for(waiting, SOON_S)
 
 
 async def test_a_kept_machine_is_found_again_by_its_labels_or_its_id_with_its_files(cloud: PlayedCloud) -> None:
@@ -328,6 +343,13 @@ async def test_a_sandbox_without_a_network_gets_none_later(cloud: PlayedCloud) -
     async with computer(cloud) as sandbox:
         with pytest.raises(InvalidRequest, match="without a network"):
             await sandbox.set_policy(Network.to("example.org").policy)
+
+
+async def test_without_the_sdk_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(SandboxUnusable) as refused:
+        await Sandbox.create(mechanism="e2b")
+    assert refused.value.hint == "pip install 'skep[e2b]'"
 
 
 @pytest.mark.service

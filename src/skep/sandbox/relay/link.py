@@ -18,6 +18,8 @@ PATIENCE_S = 40.0
 _PING_S = 10.0
 #: What is handed to the line at once.
 _BATCH_BYTES = 512 << 10
+#: How many messages may wait to be read, however small.
+_MESSAGES = 200_000
 #: Before the next try after one that failed.
 _SOON_S, _LATE_S = 0.05, 2.0
 
@@ -131,20 +133,21 @@ class RelayedLink(Link):
 
     async def _take_in(self, lines: list[bytes]) -> None:
         async with self._changed:
-            for line in lines:
-                kind, data = self._ledger.hear(line)
-                if kind == "D" and data:
-                    self._arrived.append(data)
-                    self._arrived_bytes += len(data)
-                elif kind == "D":
-                    self._ended = True
-                elif kind == "G":
-                    self._out += self._ledger.ask()
-                elif kind == "R":
-                    self._out += self._ledger.again()
+            kinds = {self._heard(line) for line in lines}
+            if kinds & {"G", "R"}:  # once for all of them: it is not for the relay to say how often
+                self._repeat()
             # A relay sends no more than was asked for; what does is none.
-            self._ended = self._ended or self._arrived_bytes > 2 * WINDOW_BYTES
+            if self._arrived_bytes > 2 * WINDOW_BYTES or len(self._arrived) > _MESSAGES:
+                self._ended = True
             self._changed.notify_all()
+
+    def _heard(self, line: bytes) -> str:
+        kind, data = self._ledger.hear(line)
+        if kind == "D":
+            self._arrived.extend([data] if data else [])
+            self._arrived_bytes += len(data)
+            self._ended = self._ended or not data
+        return kind
 
     async def _reconnect(self) -> None:
         async with self._changed:
