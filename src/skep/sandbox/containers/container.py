@@ -203,7 +203,7 @@ async def _called(listener: socket.socket, complaints: socket.socket) -> socket.
     said = complaining.result() if complaining.done() else f"nobody called within {_START_S:.0f} s"
     raise SandboxUnusable(
         f"the container did not start: {said or 'it gave no reason'}",
-        hint="`docker events` and the engine's log say more; another runtime may not let it call this process",
+        hint="look into the engine's log; a runtime with a kernel of its own needs the mechanism gvisor",
     )
 
 

@@ -149,7 +149,7 @@ def _answered(said: str, status: int | None) -> SkepError:
     words = said.lower()
     if "no space left" in words or "disk quota exceeded" in words:
         return StorageFull(f"the engine has no room left: {said}", hint="docker system prune, or give it a larger disk")
-    if "runtime" in words and ("unknown" in words or "invalid" in words):
+    if "unknown runtime specified" in words or "invalid runtime name" in words:
         return InvalidRequest(f"the engine does not know that runtime: {said}", hint="`docker info` lists those it has")
     if "bind source path does not exist" in words:
         return SandboxUnusable(
