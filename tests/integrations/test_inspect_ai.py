@@ -60,7 +60,8 @@ def observed(task: Task, model: Model, logs: Path) -> list[str]:
     return [message.text or repr(message.error) for message in log.samples[0].messages if message.role == "tool"]
 
 
-# inspect_ai leaves streams of its own to the garbage collector.
+@pytest.mark.timeout(300)  # inspect_ai installs its tools inside, which takes a while on a busy machine
+# It leaves streams of its own to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Exception ignored.*MemoryObject:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
 def test_a_task_names_skep_alone_and_its_tools_work_in_a_sandbox_of_each_sample(logs: Path) -> None:

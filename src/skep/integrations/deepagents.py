@@ -17,7 +17,7 @@ from skep.errors import InvalidRequest, LimitReached
 from skep.integrations.command import carry_out, refused_with
 from skep.integrations.extra import extra
 from skep.integrations.filesystem import HOME, Filesystem
-from skep.integrations.standby import Standby
+from skep.integrations.standby import Standby, ended
 from skep.sandbox.blocking import elsewhere, wait
 from skep.sandbox.egress.network import Network
 from skep.sandbox.files import Entry
@@ -102,7 +102,7 @@ class SkepBackend(BaseSandbox):
         wait(self._standby.close())
 
     async def aclose(self) -> None:
-        await elsewhere(self._standby.close())
+        await ended(self._standby)
 
     def __enter__(self) -> Self:
         return self

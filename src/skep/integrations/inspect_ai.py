@@ -20,7 +20,7 @@ from skep.integrations.command import carry_out, refused_with
 from skep.integrations.extra import extra
 from skep.integrations.filesystem import Filesystem
 from skep.integrations.sample import SkepSandboxConfig, clear, computer, prepare
-from skep.integrations.standby import Standby
+from skep.integrations.standby import Standby, ended
 from skep.sandbox.blocking import elsewhere
 from skep.sandbox.sandbox import Execution, Sandbox
 
@@ -61,14 +61,13 @@ class SkepSandboxEnvironment(SandboxEnvironment):
         standby = Standby(lambda: computer(config))
         try:
             sandbox = await elsewhere(standby.sandbox())
-            adds_users = await elsewhere(users.equip(sandbox))
         except BaseException:
-            await elsewhere(standby.close())
+            await ended(standby)
             raise
-        return cls(standby, sandbox, adds_users=adds_users)
+        return cls(standby, sandbox, adds_users=config.adds_users)
 
     async def close(self) -> None:
-        await elsewhere(self._standby.close())
+        await ended(self._standby)
 
     @classmethod
     def config_files(cls) -> list[str]:
@@ -127,7 +126,7 @@ class SkepSandboxEnvironment(SandboxEnvironment):
         data = input.encode() if isinstance(input, str) else input or b""
 
         async def work() -> Execution | None:
-            identity = await users.identify(self._sandbox, user)
+            identity = users.usual(user) or await self._added(user or "")
             if identity is None:
                 return None
             return await carry_out(
@@ -146,7 +145,9 @@ class SkepSandboxEnvironment(SandboxEnvironment):
                 execution = await self._reached(work())
         except InvalidRequest as error:
             return _not_started(error)
-        return self._nobody(user) if execution is None else _result(execution, timeout)
+        if execution is None:
+            return ExecResult(False, 126, "", f"there is no user {user!r} in /etc/passwd\n")
+        return _result(execution, timeout)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
@@ -175,10 +176,10 @@ class SkepSandboxEnvironment(SandboxEnvironment):
         except (Unavailable, LimitReached) as error:
             raise SandboxUnavailableError(error.message) from error
 
-    def _nobody(self, user: str | None) -> ExecResult[str]:
+    async def _added(self, user: str) -> users.Identity | None:
         if not self._adds_users:
             raise SandboxUserUnsupportedError(f"this sandbox has the users agent and root, and no {user!r}")
-        return ExecResult(False, 126, "", f"there is no user {user!r} in /etc/passwd\n")
+        return await users.added(self._sandbox, user)
 
 
 def _turn(wanted: bool) -> AbstractAsyncContextManager[object]:

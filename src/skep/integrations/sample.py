@@ -56,6 +56,15 @@ class SkepSandboxConfig(BaseModel):
         # inspect_ai keeps configurations in sets, and mappings have no hash.
         return hash(self.model_dump_json())
 
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What the mechanism is told; bubblewrap is asked for a root that can add users, unless the options say not."""
+        return {**users.OPTIONS, **self.options} if self.mechanism == "bubblewrap" else self.options
+
+    @property
+    def adds_users(self) -> bool:
+        return self.mechanism == "bubblewrap" and bool(self.given["users"])
+
     @classmethod
     def load(cls, given: BaseModel | str | None) -> SkepSandboxConfig:
         """Take what a task says: nothing, a configuration, or the path of a YAML file."""
@@ -83,6 +92,8 @@ async def computer(config: SkepSandboxConfig) -> AsyncIterator[Sandbox]:
     """Make a sandbox, do away with it at the end."""
     made = _from_nothing(config) if config.template is None else _from_template(config, config.template)
     async with made as sandbox:
+        if config.adds_users:
+            await users.equip(sandbox)
         if config.folder is not None:
             await _copy_in(sandbox, Path(config.folder))
         yield sandbox
@@ -95,7 +106,7 @@ def _from_nothing(config: SkepSandboxConfig) -> AbstractAsyncContextManager[Sand
         network=_network(config),
         mechanism=config.mechanism,
         labels=_LABELS,
-        options=_options(config),
+        options=config.given,
     )
 
 
@@ -139,11 +150,7 @@ async def clear(workspace_id: str | None) -> list[str]:
 
 
 def _workspaces(config: SkepSandboxConfig) -> Workspaces:
-    return workspaces_at(limits=config.limits, mechanism=config.mechanism, options=_options(config))
-
-
-def _options(config: SkepSandboxConfig) -> Mapping[str, Any]:
-    return {**users.OPTIONS, **config.options} if config.mechanism == "bubblewrap" else config.options
+    return workspaces_at(limits=config.limits, mechanism=config.mechanism, options=config.given)
 
 
 def _network(config: SkepSandboxConfig) -> Network | None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
+from skep.sandbox.blocking import elsewhere
 from skep.sandbox.sandbox import Sandbox
 
 
@@ -29,6 +30,11 @@ class Standby:
         if opening is not None:
             await asyncio.wait([opening])
         await self._stack.aclose()
+
+
+async def ended(standby: Standby) -> None:
+    """End a sandbox from any loop, also for a caller who is cancelled already."""
+    await asyncio.shield(asyncio.ensure_future(elsewhere(standby.close())))
 
 
 def _failed(task: asyncio.Task[Sandbox]) -> bool:

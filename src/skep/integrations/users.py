@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skep.errors import Denied, SkepError
+from skep.errors import SkepError
 from skep.sandbox.sandbox import Sandbox, User
 
 #: What a bubblewrap sandbox is made with so that its root can add users.
@@ -43,21 +43,24 @@ AGENT = Identity()
 ROOT = Identity("root", {"PATH": _ROOT_PATH})
 
 
-async def equip(sandbox: Sandbox) -> bool:
-    """Make the tools work with which root adds users; say whether they can, which takes an /etc to write to."""
-    try:
-        await sandbox.files.write(f"{_TOOLS}/adduser", _ADDUSER, mode=0o755)
-        return (await sandbox.run(["chmod", "644", "/etc/passwd", "/etc/group"])).ok
-    except Denied:
-        return False
+async def equip(sandbox: Sandbox) -> None:
+    """Make the tools work with which root adds users, in a sandbox that was made with `OPTIONS`.
+
+    Never in another: the /etc of one without isolation is that of the machine.
+    """
+    await sandbox.files.write(f"{_TOOLS}/adduser", _ADDUSER, mode=0o755)
+    await sandbox.run(["chmod", "644", "/etc/passwd", "/etc/group"])
 
 
-async def identify(sandbox: Sandbox, user: str | None) -> Identity | None:
-    """Find a user by name or number; None if there is no such user."""
+def usual(user: str | None) -> Identity | None:
+    """Return one of the two users of every sandbox by its name or number, if it is one of them."""
     if user in (None, "", "agent", "1000"):
         return AGENT
-    if user in ("root", "0"):
-        return ROOT
+    return ROOT if user in ("root", "0") else None
+
+
+async def added(sandbox: Sandbox, user: str) -> Identity | None:
+    """Find a user that root has added by its name or number; None if there is no such user."""
     for line in (await _passwd(sandbox)).splitlines():
         name, _, uid, gid, _, home, *_ = [*line.split(":"), *[""] * 7]
         if user in (name, uid) and uid.isdecimal() and gid.isdecimal():
