@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
 from skep.errors import Conflict, LimitReached, NotFound, SandboxLost, SandboxUnusable, SkepError, Unavailable
 from skep.sandbox.binary import native
-from skep.sandbox.daytona_porter import LINES
+from skep.sandbox.daytona_porter import LENGTH_BYTES, PARCELS
 from skep.sandbox.daytona_service import Machine, Service, Terminal
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.twin.inside.wire import HEAD
@@ -32,10 +30,10 @@ _PORTER = Path(__file__).with_name("daytona_porter.py")
 _TERMINAL = "skep-"
 #: What one line to the porter carries: one message may have 64 KiB.
 _ORDER_BYTES = 24 << 10
-#: So many lines are taken before the porter is told; it is told long before it has none left to send.
-_TAKEN = LINES // 4
-#: How long a line may be, and how many may wait: more shows that the porter is not ours.
-_LINE_LIMIT, _LINES_LIMIT = 64 << 10, 4 * LINES
+#: So many parcels are taken before the porter is told; it is told long before it has none left to send.
+_TAKEN = PARCELS // 4
+#: How much may come before the first parcel, and how many may wait: more shows that the porter is not ours.
+_NOISE_BYTES, _PARCELS_LIMIT = 64 << 10, 4 * PARCELS
 _READY_S, _LEAVE_S, _LOOK_S = 30.0, 5.0, 1.0
 _TRIES, _TRY_AGAIN_S = 4, 0.5
 
@@ -66,8 +64,9 @@ class Line(Link):
         self.name = _TERMINAL + secrets.token_hex(8)
         self._machine = machine
         self._terminal: Terminal | None = None
-        self._rest = b""
-        self._pieces: deque[bytes] = deque()
+        self._heard = bytearray()
+        self._launched = False
+        self._parcels: list[bytes] = []
         self._taken = 0
         self._more = asyncio.Event()
         self._over = False
@@ -93,16 +92,15 @@ class Line(Link):
         return not self._over
 
     async def read(self) -> bytes:
-        line = await self._next()
-        self._taken += 1
-        if self._taken == _TAKEN and line:
-            self._taken = 0
-            await self._say(b"+%d" % _TAKEN)
-        try:
-            return base64.b64decode(line, validate=True)
-        except binascii.Error:
-            self.cut()
-            return b""
+        while not self._parcels and not self._over:
+            self._more.clear()
+            await self._more.wait()
+        parcels, self._parcels = self._parcels, []
+        self._taken += len(parcels)
+        if self._taken >= _TAKEN:
+            taken, self._taken = self._taken, 0
+            await self._say(b"+%d" % taken)
+        return b"".join(parcels)
 
     async def write(self, data: bytes) -> None:
         self.used = self.used or len(data) > HEAD.size  # a sign of life is asked for by a head alone
@@ -127,23 +125,31 @@ class Line(Link):
             async with asyncio.timeout(_LEAVE_S):
                 await self._machine.close_terminal(self.name)
 
-    async def _next(self) -> bytes:
-        while not self._pieces and not self._over:
-            self._more.clear()
-            await self._more.wait()
-        return self._pieces.popleft() if self._pieces else b""
-
     async def _say(self, line: bytes) -> None:
         if self._terminal is None or self._over:
             raise SandboxLost("the connection to the machine is gone", hint="start another sandbox")
         await self._terminal.write(line + b"\n")
 
     async def _hear(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._pieces.extend(line for line in lines if line)
-        if len(self._rest) > _LINE_LIMIT or len(self._pieces) > _LINES_LIMIT:
+        self._heard += data
+        if self._launched:
+            self._unpack()
+        elif len(self._heard) > _NOISE_BYTES:
             self.cut()
         self._more.set()
+
+    def _unpack(self) -> None:
+        """Take the parcels that are whole."""
+        at, end = 0, len(self._heard)
+        while end - at >= LENGTH_BYTES:
+            after = at + LENGTH_BYTES + int.from_bytes(self._heard[at : at + LENGTH_BYTES], "big")
+            if after > end:
+                break
+            self._parcels.append(bytes(memoryview(self._heard)[at + LENGTH_BYTES : after]))
+            at = after
+        del self._heard[:at]
+        if len(self._parcels) > _PARCELS_LIMIT:
+            self.cut()
 
     async def _until_over(self) -> None:
         assert self._terminal is not None
@@ -152,18 +158,22 @@ class Line(Link):
 
     async def _launch(self, arguments: tuple[str, ...]) -> None:
         """Have the shell become the porter, and skip what it printed until then."""
-        word, said = secrets.token_hex(16), b""
+        word = secrets.token_hex(16)
         become = '$([ "$(id -u)" = 0 ] || echo sudo -n) python3 -I'
         twin = " ".join((TWIN, *arguments))
         await self._say(f" exec {become} {PLACE}/porter.py {word} /workspace {twin}".encode())
-        try:
+        sign = word[::-1].encode() + b"\n"
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READY_S):
-                while not said.endswith(word[::-1].encode()):
-                    said = await self._next()
-                    if not said:
-                        raise _unready(self._machine, b"it closed the terminal")
-        except TimeoutError:
-            raise _unready(self._machine, said) from None
+                while sign not in self._heard and not self._over:
+                    self._more.clear()
+                    await self._more.wait()
+        before, found, _ = bytes(self._heard).partition(sign)
+        if not found:
+            raise _unready(self._machine, before)
+        del self._heard[: len(before) + len(sign)]
+        self._launched = True
+        self._unpack()
 
 
 def _unready(machine: Machine, said: bytes) -> SandboxUnusable:

@@ -1,8 +1,8 @@
 """Start the twin on a machine of Daytona, and carry its bytes over a terminal. It runs there, as the machine's user.
 
-Python 3.9 or newer and nothing but its standard library. Both ways bytes travel as lines of base64, for proxies that
-would mend what is no text. The toolbox drops whoever falls 256 messages behind, so only so many lines are sent as the
-controller has room for: it answers with `+` and the number of those it has taken.
+Python 3.9 or newer and nothing but its standard library. The toolbox drops whoever falls 256 messages behind, so what
+the twin says goes out in parcels, a length before each, and only as many as the controller has room for. What comes in
+are lines: base64 for the twin, or `+` and the number of parcels that have been taken.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import threading
 import tty
 from typing import NoReturn
 
-#: A line is read from the terminal in one or two pieces, each a message; so many lines are on their way at most.
-LINE_BYTES, LINES = 3000, 96
+#: A parcel is read from the terminal in one piece or two, each a message; so many are on their way at most.
+PARCEL_BYTES, PARCELS = 4000, 120
+LENGTH_BYTES = 2
 _LAST_WORDS_S = 2.0
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     os.close(orders)
     os.close(reports)
     os.write(1, word[::-1].encode() + b"\n")  # the terminal has shown the word itself while it was typed
-    room = threading.Semaphore(LINES)
+    room = threading.Semaphore(PARCELS)
     threading.Thread(target=_hear, args=(ordering, room), daemon=True).start()
     speaker = threading.Thread(target=_speak, args=(reporting, room), daemon=True)
     speaker.start()
@@ -73,9 +74,9 @@ def _hear(ordering: int, room: threading.Semaphore) -> None:
 
 
 def _speak(reporting: int, room: threading.Semaphore) -> None:
-    while data := os.read(reporting, LINE_BYTES):
+    while data := os.read(reporting, PARCEL_BYTES):
         room.acquire()
-        _write(1, base64.b64encode(data) + b"\n")
+        _write(1, len(data).to_bytes(LENGTH_BYTES, "big") + data)
 
 
 def _read(fd: int, size: int) -> bytes:

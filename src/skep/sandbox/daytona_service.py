@@ -268,7 +268,7 @@ class Terminal:
 def load() -> None:
     """Import the SDK, which takes seconds: elsewhere than in the event loop."""
     try:
-        import daytona  # noqa: F401
+        from daytona import AsyncDaytona  # noqa: F401 - the package itself imports nothing before it is asked
     except ImportError as error:
         raise SandboxUnusable(
             "a sandbox on Daytona needs its SDK, which is not installed", hint="pip install 'skep[daytona]'"
