@@ -86,34 +86,32 @@ def test_the_first_commands_of_a_hive_make_its_workspace_once(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("more", [("--allow", "example.org"), ("--ticket", "spring")])
-def test_who_comes_later_is_not_left_without_what_it_asked_for(
-    garden: Cli, program: Cli, more: tuple[str, ...]
-) -> None:
+def test_who_comes_later_is_not_left_without_what_it_asked_for(garden: Cli, more: tuple[str, ...]) -> None:
     with holder():
-        ran = program("exec", "-H", "garden", *more, "--", "true")
+        ran = garden("exec", "-H", "garden", *more, "--", "true")
         assert (ran.returncode, "is in use" in ran.stderr) == (2, True)
-    assert program("exec", "-H", "garden", *more, "--", "true").returncode == 0
+    assert garden("exec", "-H", "garden", *more, "--", "true").returncode == 0
 
 
-def test_checkpoints_diffs_and_forks_work_while_a_command_runs(garden: Cli, program: Cli) -> None:
+def test_checkpoints_diffs_and_forks_work_while_a_command_runs(garden: Cli) -> None:
     with holder() as first:
-        assert program("workspace", "checkpoint", "garden", "--name", "spring").returncode == 0
-        program("exec", "-H", "garden", "--", "sh", "-c", "echo eaten > bed")
-        assert "~ bed" in program("workspace", "diff", "garden", "spring").stdout
-        assert program("workspace", "fork", "garden", "spare").returncode == 0
-        assert program("exec", "-H", "spare", "--", "cat", "bed").stdout == "eaten\n"
-        archived = program("workspace", "archive", "garden")
+        assert garden("workspace", "checkpoint", "garden", "--name", "spring").returncode == 0
+        garden("exec", "-H", "garden", "--", "sh", "-c", "echo eaten > bed")
+        assert "~ bed" in garden("workspace", "diff", "garden", "spring").stdout
+        assert garden("workspace", "fork", "garden", "spare").returncode == 0
+        assert garden("exec", "-H", "spare", "--", "cat", "bed").stdout == "eaten\n"
+        archived = garden("workspace", "archive", "garden")
         assert archived.returncode == 0, archived.stderr
         assert finish(first) == "down\n"
-    assert program("workspace", "rollback", "garden", "spring").returncode == 0
-    assert program("exec", "-H", "garden", "--", "cat", "bed").stdout == "sown\n"
+    assert garden("workspace", "rollback", "garden", "spring").returncode == 0
+    assert garden("exec", "-H", "garden", "--", "cat", "bed").stdout == "sown\n"
 
 
-def test_a_workspace_in_use_is_not_destroyed(garden: Cli, program: Cli) -> None:
+def test_a_workspace_in_use_is_not_destroyed(garden: Cli) -> None:
     with holder() as first:
-        ran = program("workspace", "destroy", "garden", "--yes")
+        ran = garden("workspace", "destroy", "garden", "--yes")
         assert (ran.returncode, f"process {first.pid}" in ran.stderr) == (2, True)
-    assert program("exec", "-H", "garden", "--", "cat", "bed").stdout == "sown\n"
+    assert garden("exec", "-H", "garden", "--", "cat", "bed").stdout == "sown\n"
 
 
 @pytest.fixture
@@ -146,11 +144,11 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_a_holder_that_is_killed_frees_the_workspace(garden: Cli, program: Cli) -> None:
+def test_a_holder_that_is_killed_frees_the_workspace(garden: Cli) -> None:
     with holder() as first:
         os.kill(first.pid, 9)
         first.wait(DEADLINE_S)
         deadline = time.monotonic() + DEADLINE_S
-        while (ran := program("exec", "-H", "garden", "--", "cat", "bed")).returncode != 0:
+        while (ran := garden("exec", "-H", "garden", "--", "cat", "bed")).returncode != 0:
             assert time.monotonic() < deadline, ran.stderr
         assert ran.stdout == "sown\n"
