@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.docker.daemon import Daemon, new_daemon
 
 from skep.errors import SandboxLost, SandboxUnusable
 from skep.sandbox.docker import DockerSandbox
+from skep.sandbox.leftovers import sweep
 from skep.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.service
@@ -148,10 +150,13 @@ def test_a_controller_that_is_killed_leaves_no_container(engine: Daemon, folder:
         assert found["Labels"]["skep.session"] == "s1"
         with api_of(engine) as api:
             pidfd = os.pidfd_open(api.inspect_container(found["Id"])["State"]["Pid"])
+        private = Path(tempfile.gettempdir(), f"skep-workspace-{sandbox_id}")
+        assert private.is_dir()
         controller.kill()
         controller.wait()
     has_ended(pidfd)
     eventually(lambda: containers(engine) == [], GONE_S)
+    eventually(lambda: sweep() is not None and not private.exists(), GONE_S)
     with Sandbox.create(folder, mechanism="docker", options=engine.options) as again:
         assert again.files.read("mark") == b"started\n"
 

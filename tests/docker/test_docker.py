@@ -25,9 +25,14 @@ from tests.docker.sibling import api_of
 from tests.sandbox.egress.site import Site, running_site
 
 from skep.errors import InvalidRequest, NotFound, SandboxUnusable, StorageFull, WorkspaceBusy
+from skep.sandbox.containers.container import Container
+from skep.sandbox.containers.engine import Engine
+from skep.sandbox.containers.furniture import FILTER, furnish
+from skep.sandbox.containers.images import bare_image
 from skep.sandbox.docker import DockerSandbox
 from skep.sandbox.joining import join
 from skep.sandbox.limits import MIB, Limits
+from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount, Stack
 
@@ -150,6 +155,25 @@ async def test_a_limit_that_the_engine_does_not_take_is_the_callers_mistake(daem
         await container(daemon, limits=Limits(memory_bytes=1 * MIB))
     with api_of(daemon) as api:
         assert api.containers(all=True, filters={"label": "skep.sandbox", "status": "created"}) == []
+
+
+async def test_a_container_whose_agent_gives_up_says_why(daemon: Daemon, tmp_path: Path) -> None:
+    held = Container.plan(await Engine.at(daemon.host))
+    try:
+        furniture = furnish(
+            held.folder, Recipe(), user=(1000, 1000), workspace=str(tmp_path), bare=True, certificate=None
+        )
+        furniture.show("/dev/null", FILTER)
+        image = await bare_image(held.engine, furniture.links)
+        with pytest.raises(SandboxUnusable, match="cannot take the system call filter"):
+            await held.start(image.name, furniture, Recipe(), None)
+    finally:
+        await held.end()
+
+
+async def test_few_open_files_are_for_commands_and_not_for_the_agent(daemon: Daemon) -> None:
+    async with container(daemon, limits=Limits(open_files=8)) as sandbox:
+        assert (await sandbox.run("ulimit -n")).stdout == b"8\n"
 
 
 # Layers, other folders, guests and the network

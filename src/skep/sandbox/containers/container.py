@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _START_S = 30.0
 _END_S = 2.0
+_LEAST_FILES = 1024
 _NO_GROUP = Group("none", {})
 _PEER = struct.Struct("=iII")
 #: What the engine hides by itself, of whatever version; and /sys, which no sandbox has.
@@ -128,7 +129,8 @@ class Container:
                 "/cache": f"rw,exec,nosuid,nodev,mode=0755,uid={uid},gid={gid},size={limits.cache_bytes}",
             },
             ulimits=[
-                {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
+                # The agent sets each command's own; the runtime and the agent need some themselves.
+                {"Name": "nofile", "Soft": (most := max(limits.open_files, _LEAST_FILES)), "Hard": most},
                 {"Name": "core", "Soft": 0, "Hard": 0},
             ],
             userns_mode="host",  # where the engine maps users, the workspace's would be nobody inside

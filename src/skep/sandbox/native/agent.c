@@ -5,8 +5,8 @@
  *            become bwrap. A launcher that already sits in its control groups makes a sandbox start quickly.
  *   door     On the host, for a moment. Enters a sandbox's network namespace and nothing else of it, makes every
  *            address there lead to itself, opens listening sockets and hands them out to the egress proxy.
- *   call     Inside a container, as what its engine starts. Connects to the controller on a socket that is shown
- *            there, takes the system call filter on itself, and serves.
+ *   call     Inside a container, as what its engine starts. Takes the system call filter on itself, connects to the
+ *            controller on a socket that is shown there, and serves.
  *   serve    Inside, as pid 1. Starts commands on pipes that the controller made and hands over, reports how
  *            they end, and dies with the controller, which takes everything inside with it. The controller may
  *            admit guests, other processes of its user, each on a socket of its own: they start commands too,
@@ -723,17 +723,18 @@ static void take_filter(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t size = fd < 0 ? -1 : read(fd, program, sizeof program);
     struct sock_fprog filter = {size > 0 ? size / sizeof *program : 0, program};
-    if (size <= 0 || size % sizeof *program || prctl(PR_SET_SECCOMP, 2, &filter)) fail("cannot take the system call filter");
+    if (size <= 0 || size % sizeof *program || prctl(PR_SET_SECCOMP, 2, &filter))
+        fail("cannot take the system call filter");
     close(fd);
 }
 
 static void call(const char *address, const char *filter) {
     struct sockaddr_un there = {.sun_family = AF_UNIX};
     syscall(SYS_close_range, CONTROL_FD, ~0u, 0);
+    take_filter(filter); /* Before the call: until then the engine passes complaints on. */
     snprintf(there.sun_path, sizeof there.sun_path, "%s", address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (fd != CONTROL_FD || connect(fd, (void *)&there, sizeof there)) fail("cannot reach the controller");
-    take_filter(filter);
     serve();
 }
 
