@@ -6,12 +6,10 @@ import contextlib
 import errno
 import os
 import posixpath
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skep.sandbox.erase import erase_at
 from skep.sandbox.twin.inside.paths import NotUsable, Root
 from skep.sandbox.twin.inside.wire import name_in, name_out
 
@@ -88,6 +86,8 @@ class Files:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=parent)
             elif asked.get("recursive"):
+                from skep.sandbox.erase import erase_at  # seldom needed, and the start should be quick
+
                 erase_at(parent, os.fsdecode(name))
             else:
                 os.rmdir(name, dir_fd=parent)
@@ -119,7 +119,7 @@ class Draft:
 
     @classmethod
     def begin(cls, parent: int, name: bytes) -> Draft:
-        hidden = b".skep-" + secrets.token_hex(8).encode()
+        hidden = b".skep-" + os.urandom(8).hex().encode()
         flags = os.O_WRONLY | os.O_CLOEXEC
         try:
             return cls(parent, name, hidden, os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=parent), named=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import base64
+import binascii
 import ctypes
 import os
 import signal
+import sys
 import termios
 import time
 import tty
@@ -29,7 +29,7 @@ class Goodbye(Exception):
 
 
 def main() -> None:
-    options = _options()
+    options = Options(sys.argv[1:])
     warnings.simplefilter("ignore")  # a fork while threads run is meant
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     family = Family(alone=options.alone)
@@ -60,15 +60,31 @@ def main() -> None:
         os._exit(0)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="twin")
-    parser.add_argument("--home", default="/workspace")
-    parser.add_argument("--armour", action="store_true", help="speak in lines of base64")
-    parser.add_argument("--alone", action="store_true", help="everything in this world belongs to the sandbox")
-    parser.add_argument("--bare", action="store_true", help="put no fence between commands and this program")
-    parser.add_argument("--guarded", action="store_true", help="let another process clean up if this one is killed")
-    parser.add_argument("--patience", type=float, default=0, help="seconds of silence after which to end; 0 for ever")
-    return parser.parse_args()
+class Options:
+    """What the command line says; `argparse` would double the time it takes to start."""
+
+    def __init__(self, words: list[str]) -> None:
+        #: Where relative paths start from.
+        self.home = "/workspace"
+        #: Seconds of silence after which to end; 0 for ever.
+        self.patience = 0.0
+        #: Speak in lines of base64.
+        self.armour = False
+        #: Everything in this world belongs to the sandbox.
+        self.alone = False
+        #: Put no fence between commands and this program.
+        self.bare = False
+        #: Let another process clean up if this one is killed.
+        self.guarded = False
+        rest = iter(words)
+        for word in rest:
+            name = word[2:]
+            if word in ("--armour", "--alone", "--bare", "--guarded"):
+                setattr(self, name, True)
+            elif word in ("--home", "--patience"):
+                setattr(self, name, type(getattr(self, name))(next(rest)))
+            else:
+                sys.exit(f"twin: there is no option {word}")
 
 
 def _stand_guard(family: Family) -> None:
@@ -115,7 +131,7 @@ def _ears(fd: int, desk: Desk, *, armour: bool) -> Callable[[], None]:
         end = lines.rfind(b"\n") + 1
         whole = bytes(lines[:end])
         del lines[:end]
-        return b"".join(base64.b64decode(line) for line in whole.split())
+        return b"".join(binascii.a2b_base64(line) for line in whole.split())
 
     def hear() -> None:
         try:
@@ -131,7 +147,7 @@ def _ears(fd: int, desk: Desk, *, armour: bool) -> Callable[[], None]:
 
 
 def _armour(frame: bytes) -> bytes:
-    return base64.b64encode(frame) + b"\n"
+    return binascii.b2a_base64(frame)
 
 
 def _grow_impatient(loop: Loop, desk: Desk, patience_s: float) -> None:

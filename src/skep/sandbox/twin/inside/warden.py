@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from skep.sandbox.census import Census, Usage
 from skep.sandbox.twin.inside.family import Family, memory_of, send
 from skep.sandbox.twin.inside.loop import Loop
 from skep.sandbox.twin.inside.paths import Root
@@ -26,6 +25,13 @@ _COUNT_S = 2.0
 _SLACK_BYTES = 8 << 20
 _SLACK_INODES = 1000
 _SIGKILL = 9
+
+
+class Usage(NamedTuple):
+    """Room taken or left, in bytes and in files."""
+
+    size: int
+    inodes: int
 
 
 class Warden:
@@ -103,8 +109,11 @@ class Warden:
             home = self._root.open(self._root.inside(b"."), os.O_PATH | os.O_DIRECTORY)
         except OSError:
             return self._used
+        from skep.sandbox.census import Census  # which takes long to load
+
         try:
-            return Census.take(home)
+            found = Census.take(home)
+            return Usage(found.size, found.inodes)
         except OSError:
             return self._used
         finally:
