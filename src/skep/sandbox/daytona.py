@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from skep.errors import Conflict, InvalidRequest, NotFound, SandboxUnusable
-from skep.sandbox.daytona_house import FAKEROOT, House, Line, prepare
+from skep.sandbox.daytona_house import FAKEROOT, House, Line, evict, prepare
 from skep.sandbox.daytona_service import Machine, PreviewLink, Service, Wanted, load
 from skep.sandbox.limits import GIB
 from skep.sandbox.recipe import Recipe
@@ -136,6 +136,7 @@ async def _house(service: Service, recipe: Recipe, options: Options) -> House:
         machine = await service.make(_wanted(recipe, options))
     else:
         await machine.awaken()
+        await evict(machine)
     house = House(service, machine, at_end=at_end)
     if not machine.offline and options.network_allow_list is None and options.domain_allow_list is None:
         await house.end()

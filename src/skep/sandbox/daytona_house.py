@@ -48,11 +48,7 @@ fi
 mkdir -p /workspace /cache "$2"
 chown agent /workspace /cache
 chmod 755 "$2"
-for file in twin.py porter.py fakeroot.so; do
-    cp "$1/$file" "$2/.$file"
-    chmod 755 "$2/.$file"
-    mv "$2/.$file" "$2/$file"
-done
+install -m 755 "$1/twin.py" "$1/porter.py" "$1/fakeroot.so" "$2"
 rm -rf "$1"
 """
 
@@ -184,11 +180,15 @@ def _unready(machine: Machine, said: bytes) -> SandboxUnusable:
     )
 
 
-async def prepare(machine: Machine, twin: bytes) -> None:
-    """Bring Skep's programs and the user `agent` onto a machine, and end what another controller left running."""
+async def evict(machine: Machine) -> None:
+    """End what another controller left running on a machine."""
     for name in await machine.terminals():
         if name.startswith(_TERMINAL):
             await machine.close_terminal(name)
+
+
+async def prepare(machine: Machine, twin: bytes) -> None:
+    """Bring Skep's programs and the user `agent` onto a machine."""
     parcel = f"/tmp/{_TERMINAL}{secrets.token_hex(8)}"
     programs = {"twin.py": twin, "porter.py": _PORTER.read_bytes(), "prepare.sh": _PREPARE.encode()}
     programs["fakeroot.so"] = native("skep-fakeroot.so").read_bytes()
@@ -265,6 +265,8 @@ class House(Housing):
         if self.at_end == "remove":
             await self.machine.remove()
             return
-        await self.machine.stop()
+        await self.machine.look()
+        if self.machine.state == "started":
+            await self.machine.stop()
         if self.at_end == "archive":
             await self.machine.archive()

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 #: How long the service may take to answer, and to bring a machine from one state into another.
 _ANSWER_S, _CHANGE_S = 30.0, 120.0
-_VOLUME_LOOK_S = 0.5
+_LOOK_S = 0.5
 _TOLD_CHARS = 300
 #: A shell on a terminal would write what is typed there into its home.
 _NO_HISTORY = {"HISTFILE": "/dev/null"}
-#: The states in which a machine can be started, and those in which it is on its way to run.
-_AT_REST, _COMING = ("stopped", "archived", "paused"), ("creating", "starting", "restoring", "resuming")
+#: The states in which a machine can be started, those on the way there, on the way to run, and to nothing.
+_AT_REST, _LEAVING = ("stopped", "archived", "paused"), ("stopping", "archiving", "pausing")
+_COMING, _GONE = ("creating", "starting", "restoring", "resuming"), ("destroying", "destroyed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class Service:
 
         async with _asked("list machines"):
             query = ListSandboxesQuery(labels=dict(labels))
-            return [Machine(sandbox) async for sandbox in self._client.list(query)]
+            machines = [Machine(sandbox) async for sandbox in self._client.list(query)]
+        return [machine for machine in machines if machine.state not in _GONE]
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call] # the SDK says nothing of it
@@ -134,7 +136,7 @@ class Service:
         async with _asked(f"get volume {name!r}", within_s=_CHANGE_S):
             volume = await self._client.volume.get(name, create=True)
             while volume.state in ("creating", "pending_create"):
-                await asyncio.sleep(_VOLUME_LOOK_S)
+                await asyncio.sleep(_LOOK_S)
                 volume = await self._client.volume.get(name)
         if volume.state != "ready":
             raise Unavailable(f"volume {name!r} is {volume.state.value}", hint="look at it in Daytona's dashboard")
@@ -174,6 +176,10 @@ class Machine:
 
     async def awaken(self) -> None:
         """Let it run, from whatever state it can be brought back from."""
+        async with _asked(f"let machine {self.id} come to rest", within_s=_CHANGE_S):
+            while self.state in _LEAVING:
+                await asyncio.sleep(_LOOK_S)
+                await self._sandbox.refresh_data()
         if self.state in ("error", "build_failed") and self._sandbox.recoverable:
             async with _asked(f"recover machine {self.id}", within_s=_CHANGE_S):
                 await self._sandbox.recover(timeout=_CHANGE_S)

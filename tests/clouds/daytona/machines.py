@@ -123,9 +123,10 @@ class Estate:
         if machine.throwaway:
             await self.remove(machine)
             return
-        computer = machine.running()
+        if machine.state != "started" or machine.computer is None:
+            raise refusal(400, "Sandbox is not started", "BAD_REQUEST", "DAYTONA_API")
         await self._enter(machine, "stopped")
-        await computer.sandbox.kill_all()
+        await machine.computer.sandbox.kill_all()
 
     async def archive(self, machine: Machine) -> None:
         if machine.state != "stopped" or machine.computer is None:

@@ -123,6 +123,18 @@ async def test_a_kept_machine_is_found_again_by_its_labels_and_never_guessed(clo
         await create(cloud, labels={"account": "acme"}, keep=True)
 
 
+async def test_a_machine_left_running_is_taken_over_without_what_ran_on_it(cloud: Cloud) -> None:
+    one = await create(cloud, keep=True)
+    await one.files.write("file", b"kept")
+    job = await one.background("exec sleep 1000")
+    async with create(cloud, sandbox_id=one.id) as other:
+        with pytest.raises(SandboxLost):
+            await asyncio.wait_for(job.wait(), 10)
+        assert await other.files.read("file") == b"kept"
+        assert not (await other.run("pgrep -x sleep")).ok
+        await one.stop()
+
+
 async def test_a_machine_that_is_gone_is_not_replaced_by_another(cloud: Cloud) -> None:
     with pytest.raises(NotFound, match="not there any more") as told:
         await create(cloud, sandbox_id="no-such-machine", keep=True)
@@ -226,6 +238,13 @@ async def test_a_wrong_key_and_none_are_denied(cloud: Cloud, monkeypatch: pytest
         with pytest.raises(Denied) as told:
             await Sandbox.create(mechanism="daytona", options=options)
         assert "DAYTONA_API_KEY" in (told.value.hint or "")
+
+
+async def test_without_its_sdk_it_says_how_to_get_it(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "daytona", None)
+    with pytest.raises(SandboxUnusable) as told:
+        await create(cloud)
+    assert told.value.hint == "pip install 'skep[daytona]'"
 
 
 async def test_removing_a_machine_is_tried_again_when_the_service_falters(cloud: Cloud) -> None:
