@@ -185,6 +185,21 @@ async def test_a_root_file_system_can_be_given(tmp_path: Path) -> None:
         assert not (await sandbox.run("ls /etc/shadow")).ok
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a folder in which nothing may be run")
+def test_temporary_folders_may_forbid_programs_devices_and_other_users(tmp_path: Path) -> None:
+    program = (
+        "import asyncio\n"
+        "from skep.sandbox.sandbox import Sandbox\n"
+        "async def main():\n"
+        "    async with Sandbox.create(mechanism='gvisor') as sandbox:\n"
+        "        assert (await sandbox.run('ls -la && id -u', user='root')).text.endswith('0\\n')\n"
+        "asyncio.run(main())\n"
+    )
+    mount = f"mount -t tmpfs -o nosuid,nodev,noexec,mode=1777 none {tmp_path}"
+    command = ["unshare", "-m", "sh", "-c", f'{mount} && TMPDIR={tmp_path} exec "$0" -c "$1"', sys.executable, program]
+    subprocess.run(command, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("name", ["runsc", "gofer", "sandbox"])
 async def test_a_sandbox_is_lost_soon_after_one_of_its_processes(name: str) -> None:
     sandbox = await gvisor()

@@ -83,8 +83,8 @@ def _order(folder: Folder, recipe: Recipe, twin: Twin, runsc: str) -> Orders:
     # runsc walks to the bundle and writes its state as the sandbox's own user.
     for path in (folder.path, state):
         os.chown(path, *user)
-    argv = (runsc, f"--root={state}", *_FLAGS, "run", f"--bundle={folder.path}", folder.id)
-    return Orders(argv, user, tuple(bundle.binds))
+    argv = (runsc, f"--root={bundle.seen}/state", *_FLAGS, "run", f"--bundle={bundle.seen}", folder.id)
+    return Orders(argv, user, (str(folder.path), str(bundle.seen)), tuple(bundle.binds))
 
 
 def _refuse(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from skep.sandbox import kernels
 from skep.sandbox.binary import native
 from skep.sandbox.claim import Owner, claim
 from skep.sandbox.gvisor_config import Config, First, Shown
+from skep.sandbox.leftovers import records_folder
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, extra_planks, system_planks
 
@@ -30,10 +31,11 @@ _STATX = "/run/skep/statx.so"
 
 
 class Bind(NamedTuple):
-    """A folder or file of the host, and where `gvisor_launch` mounts it."""
+    """A folder or file of the host, where `gvisor_launch` mounts it, and where that is inside."""
 
     source: str
     target: str
+    inside: str
     read_only: bool = True
     #: What the source must be; 0 where it does not matter which folder its path leads to.
     inode: int = 0
@@ -52,6 +54,8 @@ class Bundle:
     """A folder with a root file system that is complete once `binds` are mounted."""
 
     folder: Path
+    #: Where runsc finds the folder, whose own path may lead through others that only root can walk.
+    seen: Path
     binds: list[Bind] = field(default_factory=list)
     mounts: list[Shown] = field(default_factory=list)
     command: tuple[str, ...] = ()
@@ -72,9 +76,15 @@ class Bundle:
                 target.symlink_to(os.readlink(path))
             case Path() as path if path.is_dir():
                 target.mkdir()
-                self.binds.append(Bind(str(path), str(target)))
+                self.binds.append(Bind(str(path), str(target), plank.inside))
             case Path() as path:
                 _write(target, path.read_bytes())
+
+    def bind(self, source: Path, inside: str) -> None:
+        """Put a file that is run into the root: a copy might lie where nothing may be run."""
+        target = self._place(inside)
+        target.touch()
+        self.binds.append(Bind(str(source), str(target), inside))
 
     def show(self, source: str, inside: str, *, read_only: bool = True, inode: int = 0) -> None:
         """Mount a file or folder of the host apart from the root, so that its changes are seen."""
@@ -88,8 +98,8 @@ class Bundle:
         through.parent.mkdir(exist_ok=True)
         for place in (through, point):
             _make_like(source, place)
-        self.binds.append(Bind(source, str(through), read_only, inode))
-        self.mounts.append(Shown.folder(str(through), inside, read_only=read_only))
+        self.binds.append(Bind(source, str(through), inside, read_only, inode))
+        self.mounts.append(Shown.folder(f"{self.seen}/shown/{through.name}", inside, read_only=read_only))
 
     def room(self, inside: str, size_bytes: int, mode: str) -> None:
         """Give it a place in memory, of a size."""
@@ -98,10 +108,7 @@ class Bundle:
 
     def shown(self) -> Iterator[tuple[str, str, bool]]:
         """Tell what of the host is where inside, and whether it is read-only."""
-        apart = {mount.source: mount.destination for mount in self.mounts}
-        for bind in self.binds[1:]:
-            inside = apart.get(bind.target) or f"/{Path(bind.target).relative_to(self.root)}"
-            yield bind.source, inside, bind.read_only
+        return ((bind.source, bind.inside, bind.read_only) for bind in self.binds[1:])
 
     def write(self) -> None:
         """Write config.json."""
@@ -127,15 +134,17 @@ def prepare(folder: Path, recipe: Recipe, twin: Twin) -> tuple[Bundle, Owner]:
 
 def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin) -> Bundle:
     """Put together what a sandbox sees, in a folder. `workspace` is what /workspace shows, by its path and inode."""
-    bundle = Bundle(folder)
+    bundle = Bundle(folder, records_folder() if os.geteuid() == 0 else folder)
     bundle.root.mkdir(mode=0o755)
-    bundle.binds.append(Bind(str(bundle.root), str(bundle.root)))  # first of all, and read-only
+    bundle.binds.append(Bind(str(bundle.root), str(bundle.root), "/"))  # first of all, and read-only
     rootfs = recipe.options.get("rootfs")
     for plank in system_planks() if rootfs is None else planks_of(Path(rootfs)):
         bundle.lay(plank)
     for inside, content in _brought(twin).items():
         bundle.lay(Plank(content, inside))
     bundle.lay(Plank(Path(kernels.FOLDER), kernels.INSIDE))
+    bundle.bind(native("skep-fakeroot.so"), "/run/skep/fakeroot.so")
+    bundle.bind(native("skep-statx.so"), _STATX)
     _mount(bundle, recipe, workspace)
     enter = ("-I", "-S", "-u", "/run/skep/enter.py", str(_INSIDE_UID), "/run/skep/twin.py")
     bundle.command = (_python(bundle), *enter, *twin.arguments)
@@ -180,8 +189,6 @@ def _brought(twin: Twin) -> Mapping[str, bytes]:
     return {
         "/run/skep/twin.py": twin.program,
         "/run/skep/enter.py": Path(__file__).with_name("gvisor_enter.py").read_bytes(),
-        "/run/skep/fakeroot.so": native("skep-fakeroot.so").read_bytes(),
-        _STATX: native("skep-statx.so").read_bytes(),
         "/etc/ld.so.preload": f"{_STATX}\n".encode(),
     }
 

@@ -101,12 +101,15 @@ class Orders:
 
     argv: tuple[str, ...]
     owner: Owner
+    #: The sandbox's folder, and where runsc finds it when Skep is root.
+    folder: tuple[str, str]
     binds: tuple[Bind, ...] = ()
 
     def text(self, doors: int) -> bytes:
         told = {
             "argv": self.argv,
             "owner": self.owner,
+            "folder": self.folder,
             "binds": self.binds,
             "parent": os.getpid(),
             "doors": [_FIRST_DOOR + number for number in range(doors)],

@@ -32,6 +32,7 @@ def main() -> NoReturn:
     if os.geteuid() == 0:
         _unshare(_NEW_MOUNTS)
         _show(orders["binds"])
+        _bind(*orders["folder"])
         _become(*orders["owner"])
         _be_alone()
     else:
@@ -57,16 +58,20 @@ def _join(doors: list[int]) -> None:
         os.close(door)
 
 
-def _show(binds: list[tuple[str, str, bool, int]]) -> None:
+def _show(binds: list[tuple[str, str, str, bool, int]]) -> None:
     _check(_libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "/")
-    for source, target, read_only, inode in binds:
-        _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None), source)
+    for source, target, _, read_only, inode in binds:
+        _bind(source, target)
         if inode and os.stat(target).st_ino != inode:
             sys.exit(f"{source}: it is another folder by now")
         if read_only:
             # Not left to runsc, which forgets what else a mount was locked to (nosuid, say) and is refused.
             change = (ctypes.c_uint64 * 4)(_READ_ONLY)
             _check(_libc.syscall(_MOUNT_SETATTR, -1, os.fsencode(target), _AT_RECURSIVE, change, 32), source)
+
+
+def _bind(source: str, target: str) -> None:
+    _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None), source)
 
 
 def _become(uid: int, gid: int) -> None:
