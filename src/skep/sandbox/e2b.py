@@ -43,7 +43,10 @@ class E2BHousing(Housing):
         self.machine = machine
         self.options = options
         self.paused = False
+        #: Whether stopping may end the machine. One that was here before is not ended because a twin did not start.
+        self.ours = True
         self._link = link
+        self._turning = asyncio.Lock()
 
     async def alive(self) -> bool:
         try:
@@ -54,32 +57,51 @@ class E2BHousing(Housing):
             return True  # nobody says that it is gone
 
     async def pause(self) -> bool:
-        if not self.paused:
-            try:
-                await self._link.rest()
-            except ConnectionError as error:
-                raise Unavailable(f"the machine cannot be reached: {error}", hint="try again") from error
-            self.paused = True
-            await self.machine.pause()
+        async with self._turning:
+            if not self.paused:
+                await self._halt()
         return True
 
     async def resume(self) -> bool:
-        if self.paused:
-            try:
-                await self.machine.wake()
-                await self._link.wake()
-            except SandboxLost:
-                await self._link.close()
-                raise
-            self.paused = False
+        async with self._turning:
+            if self.paused:
+                await self._go_on()
         return True
 
     async def end(self) -> None:
-        with contextlib.suppress(SandboxLost, NotFound):
-            if not self.options.keep:
+        with contextlib.suppress(SandboxLost):
+            if self.ours and not self.options.keep:
                 await self.machine.kill()
             elif not self.paused:
                 await self.machine.pause()
+
+    async def _halt(self) -> None:
+        try:
+            await self._link.rest()
+        except ConnectionError as error:
+            raise Unavailable(f"the machine cannot be reached: {error}", hint="try again") from error
+        self.paused = True
+        try:
+            await self.machine.pause()
+        except SandboxLost:
+            await self._give_up()
+            raise
+        except SkepError:
+            await self._go_on()
+            raise
+
+    async def _go_on(self) -> None:
+        try:
+            await self.machine.wake()
+            await self._link.wake()
+        except SandboxLost:
+            await self._give_up()
+            raise
+        self.paused = False
+
+    async def _give_up(self) -> None:
+        await self._link.close()
+        self.paused = False
 
 
 class E2BSandbox(StreamSandbox):
@@ -115,7 +137,6 @@ class E2BSandbox(StreamSandbox):
     async def set_policy(self, policy: Policy) -> None:
         if not self._networked:
             await super().set_policy(policy)
-        rules(policy)
         await self._house.machine.restrict(policy)
 
     async def _keep(self) -> None:
@@ -124,7 +145,7 @@ class E2BSandbox(StreamSandbox):
         while not self._awake.lost.is_set():
             await asyncio.sleep(period_s)
             with contextlib.suppress(Unavailable, LimitReached, Conflict):  # the next turn comes soon enough
-                if self._awake.used or await count(self._awake.conversation) > 0:
+                if not self._house.paused and (self._awake.used or await count(self._awake.conversation) > 0):
                     await self._house.machine.extend()
                     self._awake.used = False
 
@@ -163,8 +184,8 @@ async def start(recipe: Recipe) -> E2BSandbox:
     line = MachineLine(machine)
     try:
         if not ours:
-            await machine.dismiss()
-        await machine.prepare(names=hosts(recipe.network.policy) if recipe.network else [])
+            await machine.take_over(recipe)
+        await machine.prepare(names=hosts(recipe))
         await line.open()
     except BaseException:
         if ours:
@@ -172,7 +193,11 @@ async def start(recipe: Recipe) -> E2BSandbox:
                 await machine.kill()
         raise
     link = RelayedLink(line)
-    return await E2BSandbox.over(link, E2BHousing(machine, link, options), recipe, fakeroot=FAKEROOT)
+    housing = E2BHousing(machine, link, options)
+    housing.ours = ours
+    sandbox = await E2BSandbox.over(link, housing, recipe, fakeroot=FAKEROOT)
+    housing.ours = True
+    return sandbox
 
 
 async def _machine(recipe: Recipe, options: Options) -> tuple[Machine, bool]:

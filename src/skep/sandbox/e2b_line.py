@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from skep.errors import SandboxLost, SkepError
-from skep.sandbox.e2b_machine import Machine, sdk_errors
+from skep.sandbox.e2b_machine import Machine
 from skep.sandbox.relay.link import Line
 
 if TYPE_CHECKING:
@@ -70,8 +69,10 @@ class MachineLine(Line):
                 await asyncio.sleep(_REST_S)
 
     async def _await_end(self, handle: AsyncCommandHandle[Any]) -> None:
-        with contextlib.suppress(*sdk_errors()):
-            await handle.wait()
+        ended = asyncio.ensure_future(handle.wait())
+        await asyncio.wait([ended])
+        if not ended.cancelled():
+            ended.exception()  # however it ended: who connects again learns whether the machine is there
         self._cut()
 
     def _cut(self) -> None:

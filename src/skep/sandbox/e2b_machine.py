@@ -6,8 +6,10 @@ import contextlib
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from skep.errors import (
     Denied,
@@ -20,7 +22,7 @@ from skep.errors import (
     Unavailable,
 )
 from skep.sandbox.binary import native
-from skep.sandbox.e2b_network import NOWHERE, hosts, network, rules
+from skep.sandbox.e2b_network import NOWHERE, names, network, rules
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.relay.link import PATIENCE_S, relay_program
@@ -50,7 +52,7 @@ class Options:
     """What `Sandbox.create(options=…)` says, checked."""
 
     template: str = "base"
-    timeout_s: int = 300
+    timeout_s: int = Field(default=300, ge=1)
     keep: bool = False
     sandbox_id: str | None = None
     find: bool = False
@@ -69,11 +71,17 @@ class Options:
             raise InvalidRequest(
                 f"E2B knows no option {min(unknown)!r}", hint=f"use {', '.join(cls.__dataclass_fields__)}"
             )
-        options = cls(**given)
+        try:
+            options = TypeAdapter(cls).validate_python(dict(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InvalidRequest(
+                f"the option {first['loc'][0]} of E2B is wrong: {first['msg']}", hint="see the options of the mechanism"
+            ) from error
         if options.sandbox_id and options.find:
             raise InvalidRequest("a machine is named or found by its labels, not both", hint="leave one of them out")
-        if options.timeout_s < 1:
-            raise InvalidRequest("a machine cannot stop before it starts", hint="let timeout_s be 1 or more")
+        if options.volumes and (options.sandbox_id or options.find):
+            raise InvalidRequest("volumes are mounted when a machine is made", hint="leave volumes out")
         return options
 
     @property
@@ -156,14 +164,20 @@ class Machine:
 
     async def prepare(self, *, names: list[str]) -> None:
         """Bring what is needed and let root arrange it, whatever was here before."""
-        known = "".join(f"\necho {NOWHERE} {shlex.quote(name)} >> /etc/hosts" for name in names)
         with _told("prepare a machine"):
             await self._upload()
-            await self._machine.commands.run(_SETTLE + known, user="root")
+            await self._machine.commands.run(_SETTLE + (_known(names) if names else ""), user="root")
 
-    async def dismiss(self) -> None:
-        """End the relays of other controllers, which end with all that those have started."""
+    async def take_over(self, recipe: Recipe) -> None:
+        """Make a machine that was here before as a new one would be; what other controllers run there is ended."""
         with _told("take a machine over"):
+            found = (await self._machine.get_info()).network or {}
+            if found.get("allow_public_traffic", True) and not self._options.public:
+                raise InvalidRequest(
+                    f"everybody may visit the ports of machine {self.id}", hint="pass the option public, or a new one"
+                )
+            await self._machine.update_network(cast(Any, rules(recipe.network.policy if recipe.network else None)))
+            # A relay ends with all that its twin has started.
             for one in await self._machine.commands.list():
                 if any(_RELAY in argument for argument in one.args):
                     await self._machine.commands.kill(one.pid)
@@ -218,14 +232,21 @@ class Machine:
             await self._machine.kill()
 
     async def restrict(self, policy: Policy) -> None:
+        said = rules(policy)
         with _told("change the network of a machine"):
-            await self._machine.update_network(cast(Any, rules(policy)))
-            names = "".join(f"{NOWHERE} {host}\n" for host in hosts(policy))
-            await self._machine.files.write("/etc/hosts", f"127.0.0.1 localhost\n{names}", user="root")
+            await self._machine.update_network(cast(Any, said))
+            await self._machine.commands.run(_known(names(policy)), user="root")
 
     def address(self, port: int) -> tuple[str, dict[str, str]]:
         token = self._machine.traffic_access_token
         return self._machine.get_host(port), {"e2b-traffic-access-token": token} if token else {}
+
+
+def _known(names: list[str]) -> str:
+    """Return the commands with which root lets a machine know these names, and none that it knew from here before."""
+    lines = "".join(f"echo {NOWHERE} {shlex.quote(name)}; " for name in names)
+    draft = f"{_PLACE}/hosts"
+    return f"{{ grep -v '^{NOWHERE} ' /etc/hosts; {lines}}} > {draft} && cat {draft} > /etc/hosts"
 
 
 def _metadata(labels: Mapping[str, str]) -> dict[str, str]:
@@ -241,18 +262,10 @@ def _told(doing: str) -> Iterator[None]:
         raise SandboxUnusable("the mechanism e2b needs the SDK of E2B", hint="pip install 'skep[e2b]'") from error
     try:
         yield
-    except sdk_errors() as error:
+    except SkepError:
+        raise
+    except Exception as error:  # the SDK raises bare ones too, and whatever an answer that it cannot read leads to
         raise _translated(error, doing) from error
-
-
-def sdk_errors() -> tuple[type[Exception], ...]:
-    """Return everything that a call of the SDK may raise; an answer that it cannot read is a `ValueError` or worse."""
-    import httpx
-    from connectrpc.errors import ConnectError
-    from e2b.exceptions import AuthenticationException, SandboxException, ServiceBusyException
-
-    known = (SandboxException, AuthenticationException, ServiceBusyException, ConnectError, httpx.HTTPError)
-    return (*known, OSError, ValueError, KeyError, TypeError)
 
 
 def _translated(error: Exception, doing: str) -> SkepError:

@@ -14,15 +14,17 @@ _ALL = "0.0.0.0/0"
 
 
 def network(recipe: Recipe, *, public: bool) -> dict[str, Any]:
-    said = {"deny_out": [_ALL]} if recipe.network is None else rules(recipe.network.policy)
-    return {**said, "allow_public_traffic": public}
+    """Say what a new machine may reach, and whether visitors may reach it."""
+    return {**rules(recipe.network.policy if recipe.network else None), "allow_public_traffic": public}
 
 
-def rules(policy: Policy) -> dict[str, Any]:
+def rules(policy: Policy | None) -> dict[str, Any]:
     """Say a policy in E2B's words, or refuse what they cannot say: what is let out is a name on ports 80 and 443.
 
     No name server is let out, or anything could leave in questions to it: the names are in the machine's own list.
     """
+    if policy is None:
+        return {"deny_out": [_ALL]}
     hint = "allow whole host names on their usual ports, or use another mechanism"
     for rule in policy.rules:
         if rule.below:
@@ -31,8 +33,13 @@ def rules(policy: Policy) -> dict[str, Any]:
             raise InvalidRequest(f"E2B cannot hold {rule} to its ports", hint=hint)
     if policy.upstreams or policy.traffic != Traffic():
         raise InvalidRequest("E2B cannot pin hosts or count traffic", hint="leave upstreams and traffic out")
-    return {"allow_out": hosts(policy), "deny_out": [_ALL], "dns_servers": []}
+    return {"allow_out": names(policy), "deny_out": [_ALL], "dns_servers": []}
 
 
-def hosts(policy: Policy) -> list[str]:
+def hosts(recipe: Recipe) -> list[str]:
+    """Return the names that a machine has to know by itself."""
+    return names(recipe.network.policy) if recipe.network else []
+
+
+def names(policy: Policy) -> list[str]:
     return [rule.host for rule in policy.rules]

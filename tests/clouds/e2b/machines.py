@@ -122,6 +122,7 @@ class Machine:
             "diskSizeMB": 1024,
             "state": self.state,
             "metadata": self.asked.get("metadata", {}),
+            "network": self.asked.get("network", {}),
         }
 
     def credentials(self) -> dict[str, Any]:

@@ -156,7 +156,11 @@ class Cloud:
             case "POST", ["sandboxes", machine_id, "pause"]:
                 await self._pause(self._machine(machine_id), body)
             case "PUT", ["sandboxes", machine_id, "network"]:
-                self._machine(machine_id).asked["network"] = body
+                network = self._machine(machine_id).asked["network"]
+                self._machine(machine_id).asked["network"] = {
+                    "allowPublicTraffic": network["allowPublicTraffic"],
+                    **body,
+                }
                 raise Answer(204)
             case "GET", ["sandboxes", machine_id, "metrics"]:
                 self._machine(machine_id)

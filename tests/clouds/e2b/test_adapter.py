@@ -32,6 +32,8 @@ from skep.testing.promise import eventually, read_until
 
 LABELS = {"account": "a-1", "session": "s-1"}
 SOON_S = 2.0
+#: An answer with which the SDK does not try again.
+FINAL = {"should-retry": "false"}
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,38 @@ async def test_a_machine_that_is_not_there_is_never_replaced_by_a_new_one(cloud:
     assert ids(cloud) == before
 
 
+async def test_a_machine_that_is_used_again_is_closed_as_a_new_one_would_be(cloud: PlayedCloud) -> None:
+    async with computer(cloud, options={"keep": True, "public": True}) as sandbox:
+        assert sandbox.preview(80)[1] == {}
+    with pytest.raises(InvalidRequest, match="visit"):
+        await Sandbox.create(mechanism="e2b", options={**cloud.options, "sandbox_id": sandbox.id})
+    async with computer(cloud, options={"sandbox_id": sandbox.id, "public": True}):
+        told = [one["body"] for one in cloud.log() if one["path"] == f"/sandboxes/{sandbox.id}/network"]
+        assert told == [{"denyOut": ["0.0.0.0/0"]}]
+
+
+async def test_a_machine_that_was_there_is_not_ended_because_no_twin_starts(cloud: PlayedCloud) -> None:
+    async with computer(cloud, options={"keep": True}) as sandbox:
+        await sandbox.files.write("kept", b"1")
+    cloud.break_({"match": "Process/Start", "times": 9, "status": 500})
+    with pytest.raises(Unavailable):
+        await Sandbox.create(mechanism="e2b", options={**cloud.options, "sandbox_id": sandbox.id})
+    cloud.break_()
+    async with computer(cloud, options={"sandbox_id": sandbox.id}) as again:
+        assert await again.files.read("kept") == b"1"
+
+
+async def test_a_pause_that_the_cloud_refuses_leaves_the_sandbox_at_work(cloud: PlayedCloud) -> None:
+    async with computer(cloud) as sandbox:
+        process = await sandbox.start("while read -r x; do echo $x; done", stdin=True)
+        cloud.break_({"match": "/pause", "times": 1, "status": 503, "headers": FINAL})
+        with pytest.raises(Unavailable):
+            await sandbox.pause()
+        await process.write(b"still here\n")
+        assert await read_until(process.stdout, b"\n") == b"still here\n"
+        process.release()
+
+
 async def test_labels_that_several_machines_have_choose_none_of_them(cloud: PlayedCloud) -> None:
     async with computer(cloud, labels={"account": "twins"}), computer(cloud, labels={"account": "twins"}):
         with pytest.raises(Conflict, match="have these labels"):
@@ -210,7 +244,6 @@ async def test_a_stream_that_is_cut_is_picked_up_again_without_a_byte_lost(cloud
         assert (await sandbox.run(["cat"], input=data)).stdout == data
 
 
-FINAL = {"should-retry": "false"}
 FAULTS: dict[str, tuple[dict[str, Any], type[SkepError]]] = {
     "too many": ({"match": "POST /v2/sandboxes$", "times": 9, "status": 429, "headers": FINAL}, LimitReached),
     "broken": ({"match": "POST /v2/sandboxes$", "times": 9, "status": 500}, Unavailable),
@@ -307,6 +340,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a mount": {"mounts": [Mount("/usr/share", "/opt/share")]},
     "more of the host": {"read_only": {"/usr/share": "/opt/share"}},
     "an unknown option": {"options": {"temlate": "base"}},
+    "a time that is none": {"options": {"timeout_s": "soon"}},
+    "no time at all": {"options": {"timeout_s": 0}},
+    "volumes for a machine that is there": {"options": {"sandbox_id": "x", "volumes": {"/data": "shelf"}}},
     "two ways to name a machine": {"options": {"find": True, "sandbox_id": "x"}},
     "no labels to find it by": {"options": {"find": True}},
 }

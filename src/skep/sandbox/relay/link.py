@@ -20,6 +20,8 @@ _PING_S = 10.0
 _BATCH_BYTES = 512 << 10
 #: How many messages may wait to be read, however small.
 _MESSAGES = 200_000
+#: How long hanging up may take; whoever does so ends the machine anyhow.
+_FAREWELL_S = 2.0
 #: Before the next try after one that failed.
 _SOON_S, _LATE_S = 0.05, 2.0
 
@@ -104,8 +106,8 @@ class RelayedLink(Link):
 
     async def close(self) -> None:
         if not self._ended and not self._resting:
-            with contextlib.suppress(ConnectionError, SandboxLost):
-                async with self._writing:
+            with contextlib.suppress(ConnectionError, SandboxLost, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S), self._writing:
                     await self._line.write(bytes(self._out) + self._ledger.say(b""))
         await self._end()
         for task in self._carriers:
