@@ -17,7 +17,7 @@ from skep.errors import NotFound, SandboxLost
 from skep.sandbox.interpreter import Interpreter
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.probe import landlock_abi
-from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.sandbox import Sandbox, Size
 from skep.sandbox.stream import PYTHON, StreamSandbox, twin_program
 from skep.sandbox.twin.inside.paths import Root, _Walk
 from skep.testing.promise import eventually, running
@@ -81,9 +81,9 @@ async def test_a_guard_ends_what_a_killed_twin_leaves_behind(guarded: bool) -> N
         outside = machine(sandbox)
         await sandbox.run(DAEMON)
         daemon = int(await sandbox.files.read("daemon"))
-        call = asyncio.ensure_future(sandbox.run("sleep 1000"))
         twins = await _twins(outside)
         assert len(twins) == 1 + guarded
+        call = asyncio.ensure_future(sandbox.run("sleep 1000"))
         await outside.run(f"kill -9 {twins[-1]}")
         with pytest.raises(SandboxLost):
             await asyncio.wait_for(call, 5)
@@ -219,6 +219,38 @@ async def test_cells_run_in_a_kernel_over_the_stream(sandbox: StreamSandbox) -> 
 async def test_many_processes_at_once_are_all_told_apart(sandbox: StreamSandbox) -> None:
     results = await asyncio.gather(*(sandbox.run(f"head -c 300000 /dev/zero; echo {n}") for n in range(30)))
     assert [result.stdout[300_000:] for result in results] == [b"%d\n" % n for n in range(30)]
+
+
+async def test_what_is_over_leaves_nothing_open_in_the_twin(sandbox: StreamSandbox) -> None:
+    outside = machine(sandbox)
+    (twin,) = await _twins(outside)
+
+    async def use() -> None:
+        await sandbox.run("echo out; echo err >&2", input=b"in")
+        await sandbox.files.write("file", b"1")
+        await sandbox.files.read("file")
+        await anext(sandbox.files.stream("file"))
+        for size in (None, Size()):
+            process = await sandbox.start("sleep 1000", stdin=True, terminal=size)
+            process.release()
+            await process.kill()
+            await process.wait()
+        changes = sandbox.files.watch()
+        waiting = asyncio.ensure_future(anext(changes))
+        await sandbox.run("until [ -e probe ]; do touch probe; done")
+        waiting.cancel()
+
+    async def count() -> int:
+        return len((await outside.run(["ls", f"/proc/{twin}/fd"])).text.split())
+
+    async def settled() -> bool:
+        return await count() <= before
+
+    await use()
+    before = await count()
+    for _ in range(4):
+        await use()
+    await eventually(settled)
 
 
 class TestWalk:

@@ -213,3 +213,14 @@ async def test_a_twin_that_is_silent_for_too_long_is_given_up() -> None:
     with pytest.raises(SandboxLost):
         await asyncio.wait_for(sandbox.start("true", terminal=Size()), 5)
     await sandbox.stop()
+
+
+async def test_a_house_that_rests_may_be_silent_until_it_goes_on() -> None:
+    hall = Hall(rests=True)
+    sandbox = await sandbox_over(ScriptedLink(), hall, patience_s=0.1)
+    await sandbox.pause()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.gone(), 1.2)
+    await sandbox.resume()
+    await asyncio.wait_for(sandbox.gone(), 5)
+    await sandbox.stop()

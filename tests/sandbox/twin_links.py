@@ -46,8 +46,15 @@ class Hall(Housing):
 
     id = "hall"
 
-    def __init__(self) -> None:
+    def __init__(self, *, rests: bool = False) -> None:
         self.standing = True
+        self._rests = rests
+
+    async def pause(self) -> bool:
+        return self._rests
+
+    async def resume(self) -> bool:
+        return self._rests
 
     async def alive(self) -> bool:
         return self.standing

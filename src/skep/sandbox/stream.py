@@ -73,7 +73,11 @@ class StreamSandbox(Sandbox):
         self._env = {**environment, **recipe.env}
         self._root_env = {"LOGNAME": "root", "USER": "root", "LD_PRELOAD": fakeroot}
         self._stopping: asyncio.Task[None] | None = None
-        self._watching = asyncio.create_task(conversation.watch_over(housing.alive, patience_s=patience_s))
+        #: The house itself has halted everything, the twin too.
+        self._resting = False
+        self._watching = asyncio.create_task(
+            conversation.watch_over(housing.alive, resting=lambda: self._resting, patience_s=patience_s)
+        )
 
     @classmethod
     async def over(
@@ -157,12 +161,15 @@ class StreamSandbox(Sandbox):
 
     async def pause(self) -> None:
         self._require_here()
-        if not await self._housing.pause():
+        self._resting = await self._housing.pause()
+        if not self._resting:
             await self._conversation.ask(wire.PAUSE)
 
     async def resume(self) -> None:
         self._require_here()
-        if not await self._housing.resume():
+        resumed = await self._housing.resume()
+        self._resting = False
+        if not resumed:
             await self._conversation.ask(wire.RESUME)
 
     async def kill_all(self) -> None:

@@ -93,12 +93,16 @@ class Conversation:
         finally:
             self.forget(number)
 
-    async def watch_over(self, alive: Callable[[], Awaitable[bool]], *, patience_s: float) -> None:
+    async def watch_over(
+        self, alive: Callable[[], Awaitable[bool]], *, resting: Callable[[], bool], patience_s: float
+    ) -> None:
         """End the conversation when the house says that it is gone, or nothing has been heard for too long.
 
-        Whatever ends it, the twin is then hung up on.
+        A house that rests is expected to be silent. Whatever ends it, the twin is then hung up on.
         """
         while not self.lost.is_set():
+            if resting():
+                self._heard_at = self._loop.time()
             silent_s = self._loop.time() - self._heard_at
             if silent_s > patience_s:
                 self.lose("it gave no sign of life")

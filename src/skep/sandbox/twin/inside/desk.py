@@ -81,6 +81,8 @@ class Desk:
                 code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
                 killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
                 program.reaped(code, killed_by, (_micro(use.ru_utime), _micro(use.ru_stime), use.ru_maxrss))
+                if program.released:
+                    self._open.pop(program.number, None)
 
     def _relieve(self) -> None:
         for item in self._open.values():

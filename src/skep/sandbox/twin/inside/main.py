@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import ctypes
 import os
+import resource
 import signal
 import sys
 import termios
@@ -35,6 +36,8 @@ def main() -> None:
     family = Family(alone=options.alone)
     if options.guarded:
         _stand_guard(family)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every command takes a few; they get limits of their own
     hearing, speaking = _streams()
     loop = Loop()
     outbox = Outbox(loop, speaking, _armour if options.armour else bytes)

@@ -43,7 +43,7 @@ class Program:
     def __init__(self, loop: Loop, outbox: Outbox, number: int) -> None:
         self._loop = loop
         self._outbox = outbox
-        self._number = number
+        self.number = number
         self._hearing = -1
         self._nudges = 0
         self._master = -1
@@ -52,6 +52,8 @@ class Program:
         self.pid = 0
         self.started = False
         self.ended = False
+        #: Nobody wants its streams any more.
+        self.released = False
         #: What is left of its group goes when it does.
         self.doomed = False
         #: Which of the limits that the twin holds ended it, and who knows if that is not known yet.
@@ -83,7 +85,7 @@ class Program:
         for stream in (OUT, ERR):
             reading, writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(writing)
-            self.sources[stream] = Source(self._loop, self._outbox, self._number, stream, reading)
+            self.sources[stream] = Source(self._loop, self._outbox, self.number, stream, reading)
         return given, theirs[1], theirs[2]
 
     def _input(self, input: int) -> int:
@@ -91,7 +93,7 @@ class Program:
             return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         if input == PIPE:
             reading, writing = os.pipe2(os.O_CLOEXEC)
-            self.sink = Sink(self._loop, self._outbox, self._number, writing, finish=self._close_input)
+            self.sink = Sink(self._loop, self._outbox, self.number, writing, finish=self._close_input)
             return reading
         assert input == CHANNEL
         ours, given = socket.socketpair()
@@ -102,17 +104,17 @@ class Program:
         """Take a socket for both directions."""
         fd = ours.detach()
         writing = os.dup(fd)
-        source = Source(self._loop, self._outbox, self._number, BOTH, fd)
+        source = Source(self._loop, self._outbox, self.number, BOTH, fd)
         source.before = self._print_first
         self.sources[BOTH] = source
-        self.sink = Sink(self._loop, self._outbox, self._number, writing, finish=self._shut)
+        self.sink = Sink(self._loop, self._outbox, self.number, writing, finish=self._shut)
 
     def _terminal(self, theirs: list[int], size: tuple[int, int]) -> tuple[int, int, int]:
         master, slave = open_terminal(*size)
         theirs.append(slave)
         self._master = master
-        self.sink = Sink(self._loop, self._outbox, self._number, os.dup(master), finish=self._close_input)
-        self.sources[OUT] = Source(self._loop, self._outbox, self._number, OUT, master)
+        self.sink = Sink(self._loop, self._outbox, self.number, os.dup(master), finish=self._close_input)
+        self.sources[OUT] = Source(self._loop, self._outbox, self.number, OUT, master)
         return slave, slave, slave
 
     def hear(self) -> None:
@@ -127,14 +129,14 @@ class Program:
             self._refuse(word)
         else:
             self.started = True
-            self._outbox.say(STARTED, self._number, COUNTED.pack(self.pid))
+            self._outbox.say(STARTED, self.number, COUNTED.pack(self.pid))
             if self.begun is not None:
                 self.begun()
 
     def _refuse(self, word: bytes) -> None:
         self.ended = True
         self.release()
-        self._outbox.say(REFUSED, self._number, word)
+        self._outbox.say(REFUSED, self.number, word)
 
     def _nudge(self) -> None:
         if self._hearing < 0:
@@ -182,10 +184,11 @@ class Program:
                 self.sources[OUT].finish()
         if (code or killed_by) and not self.limit and self.judge is not None:
             self.limit = self.judge()
-        self._outbox.say(EXITED, self._number, EXIT.pack(code, killed_by, *use, self.limit))
+        self._outbox.say(EXITED, self.number, EXIT.pack(code, killed_by, *use, self.limit))
 
     def release(self) -> None:
         """Let go of its streams."""
+        self.released = True
         if self._master >= 0 and self.started and not self.ended and not terminals_hang_up():
             self.signal(signal.SIGHUP, group=True)
             self.signal(signal.SIGCONT, group=True)
@@ -193,12 +196,6 @@ class Program:
             source.close()
         if self.sink is not None:
             self.sink.drop()
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing of it can be heard or told any more."""
-        done = all(source.fd < 0 for source in self.sources.values())
-        return self.ended and done and (self.sink is None or self.sink.fd < 0)
 
     def _print_first(self) -> None:
         """Pass on what it has printed before what it then said on its channel."""
