@@ -34,7 +34,7 @@ CAUTION = (
     "reach its files and its network, and outside the folder nothing is undone"
 )
 _SOURCES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from skep.sandbox.twin.inside.main import main; main()"
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from skep.sandbox.twin.inside.main import main; main()"
 #: How long a twin takes at the most to end everything.
 _END_S = 5.0
 
