@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from langchain_core.messages import AIMessage
 
 from skep import Limits
 from skep.integrations.deepagents import SkepBackend
+from skep.sandbox.blocking import wait
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +238,22 @@ def test_a_folder_of_the_host_is_the_workspace_and_stays(tmp_path: Path) -> None
     with SkepBackend(folder, env={"GREETING": "hi"}, limits=Limits(processes=64)) as backend:
         assert backend.execute("echo $GREETING > note; cat note").output == "hi\n"
     assert (folder / "note").read_text() == "hi\n"
+
+
+def test_where_a_sandbox_was_lost_the_next_command_has_another(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with SkepBackend(folder) as backend:
+        backend.write("/workspace/note", "kept")
+        first = backend.id
+        threading.Timer(0.5, lambda: wait(lost(backend))).start()
+        assert "the sandbox died" in backend.execute("sleep 3600").output
+        assert backend.execute("cat note").output == "kept"
+        assert backend.id != first
+
+
+async def lost(backend: SkepBackend) -> None:
+    await (await backend._standby.sandbox()).stop()
 
 
 def test_a_sandbox_without_a_network_reaches_nothing(backend: SkepBackend) -> None:

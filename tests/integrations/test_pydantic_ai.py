@@ -137,12 +137,11 @@ async def test_a_ref_leads_to_no_workspace_of_somebody_else(home: Path) -> None:
 
 async def test_another_sandbox_is_started_where_one_was_lost(backend: SkepWorkspaceBackend) -> None:
     await backend.write_bytes("/workspace/note", b"kept")
-    sandbox = await elsewhere(backend._sandbox())
     running = asyncio.create_task(backend.run(["sleep", "3600"]))
     async with asyncio.timeout(20):
         while "sleep" not in (await backend.run(["ps", "aux"])).stdout:
             await asyncio.sleep(0.01)
-    await elsewhere(sandbox.stop())
+    await elsewhere(backend._with(lambda sandbox: sandbox.stop()))
     with pytest.raises(SandboxLost):
         await running
     assert await backend.read_bytes("/workspace/note") == b"kept"

@@ -8,12 +8,12 @@ import os
 import posixpath
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from skep.errors import InvalidRequest, LimitReached
+from skep.errors import InvalidRequest, LimitReached, SandboxLost
 from skep.integrations.command import carry_out, refused_with
 from skep.integrations.extra import extra
 from skep.integrations.filesystem import HOME, Filesystem
@@ -43,6 +43,8 @@ with extra("deepagents", brings="deepagents"):
     from deepagents.backends.utils import perform_string_replacement, slice_read_response
 
 __all__ = ["SkepBackend"]
+
+T = TypeVar("T")
 
 #: How long a command may take that says nothing about it, and what it may print.
 _TIMEOUT_S = 120
@@ -172,38 +174,42 @@ class SkepBackend(BaseSandbox):
 
     # What follows runs on the loop that waiting calls share.
 
-    async def _files(self) -> Filesystem:
-        return Filesystem((await self._standby.sandbox()).files)
+    async def _with_files(self, act: Callable[[Filesystem], Awaitable[T]]) -> T:
+        return await self._standby.do(lambda sandbox: act(Filesystem(sandbox.files)))
 
     async def _execute(self, command: str, timeout_s: int | None) -> ExecuteResponse:
-        sandbox = await self._standby.sandbox()
         # Both streams into one, in the order in which they are printed; on a line of its own, so that it holds even
         # where the shell cannot make sense of the command.
         argv = ["/bin/bash", "-c", f"exec 2>&1\n{command}"]
         seconds = self._timeout_s if timeout_s is None else timeout_s
+        keep, timeout_s = _KEEP_BYTES, seconds or None
         try:
-            ran = await carry_out(sandbox, argv, keep_bytes=_KEEP_BYTES, timeout_s=seconds or None)
+            ran = await self._standby.do(lambda sandbox: carry_out(sandbox, argv, keep_bytes=keep, timeout_s=timeout_s))
         except InvalidRequest as error:
             return ExecuteResponse(f"Error: {error.message}", refused_with(error))
+        except SandboxLost:
+            return ExecuteResponse(
+                "Error: the sandbox died under the command. The next one starts in a new sandbox.", 1
+            )
         return _response(ran, seconds)
 
     async def _ls(self, path: str) -> LsResult:
         try:
-            entries = await (await self._files()).list(path)
+            entries = await self._with_files(lambda files: files.list(path))
         except OSError as error:
             return LsResult(error=f"Path '{path}': {error.strerror}")
         return LsResult(entries=[_info(path, entry) for entry in entries])
 
     async def _read(self, path: str, offset: int, limit: int) -> ReadResult:
         try:
-            data = await (await self._files()).read(path, limit_bytes=_READ_BYTES)
+            data = await self._with_files(lambda files: files.read(path, limit_bytes=_READ_BYTES))
         except OSError as error:
             return ReadResult(error=f"File '{path}': {error.strerror}")
         return _page(data, offset, limit)
 
     async def _write(self, path: str, content: str) -> WriteResult:
         try:
-            await (await self._files()).write(path, content.encode())
+            await self._with_files(lambda files: files.write(path, content.encode()))
         except OSError as error:
             return WriteResult(error=f"Failed to write file '{path}': {error.strerror}")
         return WriteResult(path=path)
@@ -211,12 +217,12 @@ class SkepBackend(BaseSandbox):
     async def _edit(self, path: str, old: str, new: str, everywhere: bool) -> EditResult:
         async with self._editing:
             try:
-                files = await self._files()
-                edited = _edited((await files.read(path)).decode(), old, new, everywhere)
+                data = await self._with_files(lambda files: files.read(path))
+                edited = _edited(data.decode(), old, new, everywhere)
                 if isinstance(edited, str):
                     return EditResult(error=edited)
                 text, occurrences = edited
-                await files.write(path, text.encode())
+                await self._with_files(lambda files: files.write(path, text.encode()))
             except UnicodeDecodeError:
                 return EditResult(error=f"Error: File '{path}' is not a text file")
             except LimitReached as error:
@@ -227,7 +233,7 @@ class SkepBackend(BaseSandbox):
 
     async def _delete(self, path: str) -> DeleteResult:
         try:
-            await (await self._files()).remove(path)
+            await self._with_files(lambda files: files.remove(path))
         except OSError as error:
             return DeleteResult(error=f"Error deleting file '{path}': {error.strerror}")
         return DeleteResult(path=path)
@@ -239,7 +245,7 @@ class SkepBackend(BaseSandbox):
         if not path.startswith("/"):
             return "invalid_path"
         try:
-            await (await self._files()).write(path, data)
+            await self._with_files(lambda files: files.write(path, data))
         except OSError as error:
             return _code(error)
         return None
@@ -251,7 +257,7 @@ class SkepBackend(BaseSandbox):
         if not path.startswith("/"):
             return FileDownloadResponse(path, error="invalid_path")
         try:
-            return FileDownloadResponse(path, await (await self._files()).read(path))
+            return FileDownloadResponse(path, await self._with_files(lambda files: files.read(path)))
         except OSError as error:
             return FileDownloadResponse(path, error=_code(error))
         except LimitReached as error:

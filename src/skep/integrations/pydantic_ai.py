@@ -6,7 +6,6 @@ A backend's environment is a workspace of Skep's: it outlives the run, the backe
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
 import os
 import posixpath
@@ -43,6 +42,7 @@ with extra("pydantic-ai", brings="pydantic_ai"):
         Workspace,
         WorkspaceBackend,
         WorkspaceCommand,
+        WorkspaceError,
         WorkspaceOutputLimitError,
         WorkspaceRef,
         WorkspaceTimeoutError,
@@ -131,7 +131,7 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         return self._ref
 
     async def working_dir(self) -> str:
-        await self._do(self._sandbox())
+        await self._do(self._with(_nothing))
         return HOME
 
     async def run(
@@ -188,26 +188,24 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         except (SandboxLost, NotFound) as error:
             if self._destroyed or isinstance(error, NotFound) or not await elsewhere(self._is_there()):
                 raise WorkspaceUnavailableError(f"the workspace is gone: {error.message}") from error
-            await self.close()  # whoever tries again gets another sandbox over the same files
-            raise
+            raise  # whoever tries again gets another sandbox over the same files
         except LimitReached as error:
-            raise OSError(errno.EFBIG, error.message) from error
+            raise WorkspaceError(error.message) from error
 
     async def _with_files(self, act: Callable[[Filesystem], Awaitable[T]]) -> T:
-        async def acting() -> T:
-            return await act(Filesystem((await self._sandbox()).files))
-
-        return await self._do(acting())
+        return await self._do(self._with(lambda sandbox: act(Filesystem(sandbox.files))))
 
     # What follows runs on the loop that waiting calls share.
 
-    async def _sandbox(self) -> Sandbox:
+    async def _with(self, act: Callable[[Sandbox], Awaitable[T]]) -> T:
+        return await (await self._standby()).do(act)
+
+    async def _standby(self) -> Standby:
         if self._destroyed:
             raise WorkspaceUnavailableError("the workspace was destroyed")
         if self._finding is None or (self._finding.done() and self._finding.exception() is not None):
             self._finding = asyncio.create_task(self._find())
-        standby = await asyncio.shield(self._finding)
-        return await standby.sandbox()
+        return await asyncio.shield(self._finding)
 
     async def _find(self) -> Standby:
         workspaces = self._terms.workspaces()
@@ -233,9 +231,10 @@ class SkepWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyste
         return self._ref is not None and self._terms.workspaces().register.condition(self._ref.id) == "ready"
 
     async def _run(self, command: WorkspaceCommand, env: Mapping[str, str] | None, timeout_s: float | None) -> Any:
-        sandbox = await self._sandbox()
         try:
-            return await carry_out(sandbox, command, keep_bytes=_KEEP_BYTES, timeout_s=timeout_s, env=env)
+            return await self._with(
+                lambda sandbox: carry_out(sandbox, command, keep_bytes=_KEEP_BYTES, timeout_s=timeout_s, env=env)
+            )
         except InvalidRequest as error:
             return CommandResult(exit_code=refused_with(error), stdout="", stderr=f"{error.message}\n")
 
@@ -300,6 +299,10 @@ def _result(ran: Execution | CommandResult, timeout_s: float | None) -> CommandR
             f"the command was not done after {timeout_s:g} s", stdout=ran.text, stderr=ran.error_text
         )
     return CommandResult(exit_code=ran.exit_code, stdout=ran.text, stderr=ran.error_text)
+
+
+async def _nothing(_: Sandbox) -> None:
+    """Be content that there is a sandbox."""
 
 
 async def _remove(files: Filesystem, path: str) -> None:
