@@ -51,6 +51,30 @@ def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[...,
     stop_logs()
 
 
+@pytest.fixture(scope="session")
+def sown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which there is a hive with a workspace that holds one file; to be copied."""
+    home = tmp_path_factory.mktemp("sown")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SKEP_", "XDG_"))}
+    source = str(Path(skep.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", _SOW], env={**kept, "HOME": str(home), "PYTHONPATH": source}, check=True)
+    return home
+
+
+_SOW = """
+from skep.cli.run import run
+assert run(["hive", "create", "garden"]) == 0
+assert run(["exec", "-H", "garden", "--", "sh", "-c", "echo sown > bed"]) == 0
+"""
+
+
+@pytest.fixture
+def garden(cli: Callable[..., Ran], home: Path, sown: Path) -> Callable[..., Ran]:
+    """Run a command in a home with the hive `garden`, whose workspace holds the file `bed`."""
+    subprocess.run(["cp", "-a", f"{sown}/.", home], check=True)
+    return cli
+
+
 @pytest.fixture
 def program(home: Path) -> Callable[..., Ran]:
     """Run a command as a program of its own."""

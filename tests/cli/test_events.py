@@ -17,13 +17,26 @@ import pytest
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a hive of six events; to be copied."""
+    home = tmp_path_factory.mktemp("noted")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SKEP_", "XDG_"))}
+    program = """
+from skep.cli.run import run
+assert run(["hive", "create", "garden"]) == 0
+for value in ("on", "off", "on", "off", "on"):
+    assert run(["hive", "set", "garden", f"skill_authoring_enabled={value}"]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], env={**kept, "HOME": str(home)}, check=True)
+    return home
+
+
 @pytest.fixture
-def garden(cli: Cli, home: Path) -> str:
+def garden(cli: Cli, home: Path, noted: Path) -> str:
     """A hive with six events; its id."""
-    made = json.loads(cli("hive", "create", "garden", "--json").stdout)
-    for value in ("on", "off", "on", "off", "on"):
-        assert cli("hive", "set", "garden", f"skill_authoring_enabled={value}").returncode == 0
-    return str(made["id"])
+    subprocess.run(["cp", "-a", f"{noted}/.", home], check=True)
+    return str(json.loads(cli("hive", "show", "garden", "--json").stdout)["id"])
 
 
 def lines(ran: subprocess.CompletedProcess[str]) -> list[Any]:

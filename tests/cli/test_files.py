@@ -13,12 +13,6 @@ Ran = subprocess.CompletedProcess[str]
 Cli = Callable[..., Ran]
 
 
-@pytest.fixture
-def garden(cli: Cli) -> Cli:
-    cli("hive", "create", "garden")
-    return cli
-
-
 def test_a_file_goes_in_is_listed_and_comes_out(garden: Cli, home: Path) -> None:
     (home / "in.bin").write_bytes(bytes(range(256)) * 1000)
     assert garden("files", "put", str(home / "in.bin"), "data/in.bin", "-H", "garden").returncode == 0

@@ -24,14 +24,6 @@ Cli = Callable[..., Ran]
 DEADLINE_S = 60.0
 
 
-@pytest.fixture
-def garden(cli: Cli) -> Cli:
-    cli("hive", "create", "garden")
-    ran = cli("exec", "-H", "garden", "--", "sh", "-c", "echo sown > bed")
-    assert ran.returncode == 0, ran.stderr
-    return cli
-
-
 def sessions(cli: Cli, *words: str) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(cli("session", "list", "--json", *words).stdout)
     return found

@@ -48,13 +48,6 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-@pytest.fixture
-def garden(cli: Cli) -> Cli:
-    cli("hive", "create", "garden")
-    assert cli("exec", "-H", "garden", "--", "sh", "-c", "echo sown > bed").returncode == 0
-    return cli
-
-
 def test_a_second_command_joins_the_first_in_one_computer(garden: Cli, program: Cli) -> None:
     with holder() as first:
         second = program("exec", "-H", "garden", "--", "sh", "-c", "ls /tmp/mine && echo watered >> bed; exit 3")

@@ -15,15 +15,6 @@ Ran = subprocess.CompletedProcess[str]
 Cli = Callable[..., Ran]
 
 
-@pytest.fixture
-def garden(cli: Cli) -> Cli:
-    """A hive with a workspace, in which there is one file."""
-    cli("hive", "create", "garden")
-    ran = cli("exec", "-H", "garden", "--", "sh", "-c", "echo sown > bed")
-    assert ran.returncode == 0, ran.stderr
-    return cli
-
-
 def inside(cli: Cli, workspace: str, command: str) -> str:
     ran = cli("exec", "-H", workspace, "--", "sh", "-c", command)
     assert ran.returncode == 0, ran.stderr
