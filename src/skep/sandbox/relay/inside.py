@@ -21,7 +21,7 @@ import time
 
 #: What one message carries; what may be on its way unacknowledged; and how much is dealt with between acknowledgements.
 PIECE_BYTES = 48 << 10
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 4 << 20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 #: No message is longer.
 LINE_LIMIT = 80 << 10
