@@ -216,18 +216,24 @@ def ready_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
-def ready_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Run the test once per kind of database, each time with one that has the current schema and no rows."""
-    if request.param == "postgresql":
-        ready: Ready = request.getfixturevalue("ready_postgres")
-        with ready.lent() as url:
-            yield url
-        return
+@pytest.fixture
+def ready_sqlite_url(ready_sqlite: Path, tmp_path: Path) -> str:
+    """Give the URL of a SQLite file that has the current schema and no rows."""
     file = tmp_path / "state" / "skep.db"
     file.parent.mkdir(mode=0o700)
-    shutil.copy(request.getfixturevalue("ready_sqlite"), file)
-    yield f"sqlite:///{file}"
+    shutil.copy(ready_sqlite, file)
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
+def ready_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test once per kind of database, each time with one that has the current schema and no rows."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("ready_sqlite_url")
+        return
+    ready: Ready = request.getfixturevalue("ready_postgres")
+    with ready.lent() as url:
+        yield url
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from skep.workspace import manifest as manifests
 
 
 @pytest.fixture
-async def yard(home: Path, database_url: str) -> AsyncIterator[Yard]:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+async def yard(home: Path, ready_sqlite_url: str) -> AsyncIterator[Yard]:
+    await prepare_hive(ready_sqlite_url, threads="thread")
+    async with open_yard(home, ready_sqlite_url) as yard:
         await Accounts(yard.database).create("wasps")
         yield yard
 
@@ -246,11 +246,11 @@ async def test_a_context_that_went_with_its_sandbox_is_replaced_and_its_next_cel
 
 
 async def test_a_shell_is_replaced_after_a_stop_and_by_another_process_too(
-    yard: Yard, home: Path, database_url: str
+    yard: Yard, home: Path, ready_sqlite_url: str
 ) -> None:
     await (await (await yard.resolve()).shell()).run("word=kept")
     await putting_away.stop(yard.sessions, yard.id())
-    async with open_yard(home, database_url) as other:
+    async with open_yard(home, ready_sqlite_url) as other:
         fresh = await (await other.resolve()).shell()
         assert fresh.replaced and (await fresh.run("echo [$word]")).text == "[]\n"
     assert await replaced(yard) == [("shell", "main")]

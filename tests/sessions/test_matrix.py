@@ -23,9 +23,9 @@ from skep.state.events import RoomReplaced, SessionChanged, WorkspaceRepaired
 
 
 @pytest.fixture
-async def yard(home: Path, database_url: str) -> AsyncIterator[Yard]:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+async def yard(home: Path, ready_sqlite_url: str) -> AsyncIterator[Yard]:
+    await prepare_hive(ready_sqlite_url, threads="thread")
+    async with open_yard(home, ready_sqlite_url) as yard:
         yield yard
 
 
@@ -164,9 +164,11 @@ class Freezing:
         await self.computers.destroy(session)
 
 
-async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(home: Path, database_url: str) -> None:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(
+    home: Path, ready_sqlite_url: str
+) -> None:
+    await prepare_hive(ready_sqlite_url, threads="thread")
+    async with open_yard(home, ready_sqlite_url) as yard:
         before = await furnished(yard)
     pauses: list[float] = []
 
@@ -179,7 +181,7 @@ async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(ho
         made.append(Freezing(computers))
         return made[0]
 
-    async with open_yard(home, database_url, wrap=freeze, pace=Pace(limit_s=3.0, pause=pause)) as yard:
+    async with open_yard(home, ready_sqlite_url, wrap=freeze, pace=Pace(limit_s=3.0, pause=pause)) as yard:
         with pytest.raises(SandboxLost, match="does not answer") as refused:
             async with asyncio.timeout(60):
                 await yard.resolve()
@@ -190,7 +192,7 @@ async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(ho
         assert (session.status, session.resume_fail_count) == ("error", 1)
         assert session.last_error == refused.value.message
         assert not inside(yard.hive.id)
-    async with open_yard(home, database_url) as yard:
+    async with open_yard(home, ready_sqlite_url) as yard:
         assert await seen(await yard.resolve()) == before
         session = await yard.session()
         assert (session.status, session.resume_fail_count, session.last_error) == ("active", 0, None)
@@ -280,10 +282,10 @@ async def test_a_workspace_that_is_missing_is_made_anew_when_a_person_says_so(ya
 
 
 async def test_a_workspace_that_is_missing_is_made_anew_when_the_hive_s_upkeep_says_so(
-    home: Path, database_url: str
+    home: Path, ready_sqlite_url: str
 ) -> None:
-    await prepare_hive(database_url, threads="thread", recreate_missing=True)
-    async with open_yard(home, database_url) as yard:
+    await prepare_hive(ready_sqlite_url, threads="thread", recreate_missing=True)
+    async with open_yard(home, ready_sqlite_url) as yard:
         await furnished(yard)
         await yard.kill()
         lose(yard)

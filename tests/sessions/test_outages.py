@@ -108,8 +108,8 @@ class Town:
 
 
 @pytest.fixture
-async def town(home: Path, database_url: str, provider: Provider, clock: Clock) -> AsyncIterator[Town]:
-    await prepare_hive(database_url)
+async def town(home: Path, ready_sqlite_url: str, provider: Provider, clock: Clock) -> AsyncIterator[Town]:
+    await prepare_hive(ready_sqlite_url)
     began = clock()
     later: dict[float, Any] = {}
 
@@ -122,7 +122,7 @@ async def town(home: Path, database_url: str, provider: Provider, clock: Clock) 
     pace = Pace(pause=pause, clock=lambda: clock().timestamp())
     ledger = partial(Ledger, now=clock)
     async with open_yard(
-        home, database_url, pace=pace, ledger=ledger, wrap=lambda all_: Remote(provider, all_)
+        home, ready_sqlite_url, pace=pace, ledger=ledger, wrap=lambda all_: Remote(provider, all_)
     ) as yard:
         yield Town(yard, provider, clock, later)
 
