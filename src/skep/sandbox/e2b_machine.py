@@ -58,7 +58,7 @@ class Options:
     find: bool = False
     volumes: Mapping[str, str] | None = None
     public: bool = False
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
     domain: str | None = None
     api_url: str | None = None
     sandbox_url: str | None = None
