@@ -17,6 +17,8 @@ from skep.sandbox.sandbox import Process, Size
 
 #: What one message to a terminal may have, and how many from it wait for a client before it is dropped as too slow.
 READ_LIMIT, BACKLOG = 64 << 10, 256
+#: How many of those are sent in one message when they wait.
+_TOGETHER = 8
 EXIT_CONTROL = "X-Daytona-Pty-Exit-Control"
 _ENVS = "X-Daytona-Pty-Envs~"
 
@@ -29,7 +31,7 @@ class Terminal:
         self.process = process
         self.size = size
         self.frozen = False
-        self._clients: dict[web.WebSocketResponse, asyncio.Queue[bytes | None]] = {}
+        self._clients: dict[web.WebSocketResponse, asyncio.Queue[bytes]] = {}
         self._pump = asyncio.create_task(self._spread())
 
     @classmethod
@@ -54,7 +56,7 @@ class Terminal:
         """Carry bytes both ways until the client, the shell or the machine goes."""
         client = web.WebSocketResponse(protocols=(EXIT_CONTROL,), max_msg_size=READ_LIMIT)
         await client.prepare(request)
-        waiting: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG)
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(BACKLOG)
         self._clients[client] = waiting
         transport = request.transport
         assert transport is not None
@@ -104,11 +106,13 @@ class Terminal:
                 self._clients.pop(client)
                 asyncio.get_running_loop().create_task(client.close(code=1008, message=b"slow consumer"))
 
-    async def _write(self, client: web.WebSocketResponse, waiting: asyncio.Queue[bytes | None]) -> None:
+    async def _write(self, client: web.WebSocketResponse, waiting: asyncio.Queue[bytes]) -> None:
         while True:
-            piece = await waiting.get()
-            if piece is not None and not self.frozen and not client.closed:
-                await client.send_bytes(piece)
+            pieces = [await waiting.get()]
+            while not waiting.empty() and len(pieces) < _TOGETHER:
+                pieces.append(waiting.get_nowait())
+            if not self.frozen and not client.closed:
+                await client.send_bytes(b"".join(pieces))
 
 
 async def _say_goodbye(client: web.WebSocketResponse, status: int) -> None:

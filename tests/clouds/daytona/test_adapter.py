@@ -92,7 +92,7 @@ async def test_a_kept_machine_has_its_files_again_when_it_is_woken_by_its_id(clo
     async with create(cloud, sandbox_id=kept) as again:
         assert again.id == kept
         assert await again.files.read("file") == b"kept"
-        assert not (await again.run("pgrep -x sleep")).ok
+        assert (await again.run("pgrep -x sleep")).exit_code == 1
     assert cloud.machines()[kept]["state"] == "stopped"
 
 
@@ -131,7 +131,7 @@ async def test_a_machine_left_running_is_taken_over_without_what_ran_on_it(cloud
         with pytest.raises(SandboxLost):
             await asyncio.wait_for(job.wait(), 10)
         assert await other.files.read("file") == b"kept"
-        assert not (await other.run("pgrep -x sleep")).ok
+        assert (await other.run("pgrep -x sleep")).exit_code == 1
         await one.stop()
 
 
