@@ -23,7 +23,7 @@ from skep.workspace.snapshot.snapshots import Snapshots
 from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
-PACKAGES = {"install": (["pear", "sourced"], ["pear"]), "heavy": (["heavy"], [])}
+PACKAGES = {"install": (["pear", "sourced"], ["pear"]), "python": (["pear"], []), "heavy": (["heavy"], [])}
 
 
 def die(phase: str) -> None:
