@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -83,6 +83,7 @@ class DaytonaSandbox(StreamSandbox):
         line = house.line = await Line.open(house.machine, "--patience", str(_PATIENCE_S))
         sandbox = await cls.over(line, house, recipe, fakeroot=FAKEROOT)
         sandbox._house = house
+        house.at_end = "stop" if options.keep or options.sandbox_id is not None else "remove"
         house.keep_awake(sandbox.occupied, every_s=options.auto_stop_s / 4)
         return sandbox
 
@@ -130,19 +131,21 @@ async def start(recipe: Recipe) -> DaytonaSandbox:
 
 
 async def _house(service: Service, recipe: Recipe, options: Options) -> House:
-    at_end: Literal["remove", "stop"] = "stop" if options.keep or options.sandbox_id is not None else "remove"
+    """Return a house with a machine that runs; until the twin runs too, a new one is removed if anything fails."""
     machine = await _known(service, recipe, options)
     if machine is None:
         machine = await service.make(_wanted(recipe, options))
+        house = House(service, machine, at_end="remove")
     else:
+        house = House(service, machine, at_end="stop")
         await machine.awaken()
         await evict(machine)
-    house = House(service, machine, at_end=at_end)
-    if not machine.offline and options.network_allow_list is None and options.domain_allow_list is None:
+    online = options.network_allow_list is not None or options.domain_allow_list is not None
+    if machine.public or not (machine.offline or online):
         await house.end()
         raise SandboxUnusable(
-            f"machine {machine.id} has a network, though it was to have none",
-            hint="see whether the organization overrules it, or name Daytona's own lists in the options",
+            f"machine {machine.id} {'is open to everybody' if machine.public else 'has a network'}, and was not to be",
+            hint="see whether the organization overrules it; for a network name Daytona's own lists in the options",
         )
     return house
 

@@ -174,6 +174,10 @@ class Machine:
     def offline(self) -> bool:
         return bool(self._sandbox.network_block_all)
 
+    @property
+    def public(self) -> bool:
+        return bool(self._sandbox.public)
+
     async def awaken(self) -> None:
         """Let it run, from whatever state it can be brought back from."""
         async with _asked(f"let machine {self.id} come to rest", within_s=_CHANGE_S):

@@ -227,7 +227,7 @@ async def test_each_failure_of_the_service_is_told_in_skeps_words(
 async def test_a_machine_that_cannot_be_made_ready_is_not_left_behind(cloud: Cloud, step: str) -> None:
     cloud.fail(step, status=502)
     with pytest.raises(Unavailable):
-        await create(cloud)
+        await create(cloud, keep=True)
     assert cloud.machines() == {}
 
 
@@ -338,13 +338,18 @@ async def test_what_a_machine_elsewhere_cannot_do_is_refused_before_there_is_one
     assert len(cloud.seen()) == before
 
 
-async def test_a_machine_that_was_given_a_network_all_the_same_is_not_used(cloud: Cloud) -> None:
-    cloud.overrule({"networkBlockAll": False})
-    with pytest.raises(SandboxUnusable, match="has a network"):
+@pytest.mark.parametrize("answer", [{"networkBlockAll": False}, {"public": True}], ids=str)
+async def test_a_machine_that_is_more_open_than_asked_for_is_not_used(cloud: Cloud, answer: dict[str, bool]) -> None:
+    cloud.overrule(answer)
+    with pytest.raises(SandboxUnusable, match="was not to be"):
         await create(cloud)
     assert cloud.machines() == {}
-    async with create(cloud, domain_allow_list="example.org") as asked_for:
-        assert cloud.machines()[asked_for.id]["domainAllowList"] == "example.org"
+
+
+async def test_daytonas_own_lists_are_handed_on_as_they_are(cloud: Cloud) -> None:
+    async with create(cloud, domain_allow_list="example.org") as sandbox:
+        machine = cloud.machines()[sandbox.id]
+        assert (machine["domainAllowList"], machine["networkBlockAll"]) == ("example.org", False)
 
 
 async def test_the_sdk_traces_nothing_and_leaves_interrupts_alone(cloud: Cloud, tmp_path: Path) -> None:
