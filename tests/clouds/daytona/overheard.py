@@ -12,10 +12,12 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from skep.sandbox.sandbox import Sandbox
 
 traces: list[str] = []
+called: set[tuple[str, int]] = set()
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -53,7 +55,13 @@ async def alone(options: dict[str, Any]) -> None:
 
 def tell(who: str) -> None:
     taken = asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-    print(f"{who}: traced {bool(traces)}, interrupts taken over {taken}", flush=True)
+    home = ("127.0.0.1", urlsplit(sys.argv[1]).port)
+    print(f"{who}: called others {called != {home}}, traced {bool(traces)}, took over interrupts {taken}", flush=True)
+
+
+def note(event: str, details: tuple[Any, ...]) -> None:
+    if event == "socket.connect" and isinstance(details[1], tuple):
+        called.add(details[1][:2])
 
 
 def main(url: str, key: str, folder: str) -> None:
@@ -62,6 +70,7 @@ def main(url: str, key: str, folder: str) -> None:
     os.environ["DAYTONA_OTEL_ENABLED"] = "true"
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{collector.server_port}"
     os.chdir(folder)
+    sys.addaudithook(note)
     options = {"api_key": key, "api_url": f"{url}/api", "target": "here"}
     for use in (through_skep, alone):
         asyncio.run(use(options))

@@ -352,8 +352,8 @@ async def test_daytonas_own_lists_are_handed_on_as_they_are(cloud: Cloud) -> Non
         assert (machine["domainAllowList"], machine["networkBlockAll"]) == ("example.org", False)
 
 
-async def test_the_sdk_traces_nothing_and_leaves_interrupts_alone(cloud: Cloud, tmp_path: Path) -> None:
-    """The control is the SDK alone, with the same variables: it does both."""
+async def test_the_sdk_calls_nobody_else_and_leaves_interrupts_alone(cloud: Cloud, tmp_path: Path) -> None:
+    """The control is the SDK alone, with the same variables: it does all of it."""
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "tests.clouds.daytona.overheard", cloud.url, cloud.key, str(tmp_path)],
@@ -363,8 +363,8 @@ async def test_the_sdk_traces_nothing_and_leaves_interrupts_alone(cloud: Cloud, 
         timeout=100,
     )
     assert done.stdout.splitlines() == [
-        "skep: traced False, interrupts taken over False",
-        "sdk alone: traced True, interrupts taken over True",
+        "skep: called others False, traced False, took over interrupts False",
+        "sdk alone: called others True, traced True, took over interrupts True",
     ], done.stderr
 
 
