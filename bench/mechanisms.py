@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class Entrant:
 
 
 def measure() -> Section:
+    logging.getLogger("skep.sandbox.local").setLevel(logging.ERROR)  # it says each time that it isolates nothing
     absent: dict[str, str] = {}
     with _entrants(absent) as entrants:
         rows = asyncio.run(_measure(entrants, absent))
@@ -102,7 +104,7 @@ def _docker(at_end: ExitStack, absent: dict[str, str]) -> Iterator[Entrant]:
 async def _measure(entrants: list[Entrant], absent: dict[str, str]) -> list[Row]:
     working = [one for one in entrants if await _works(one, absent)]
     assert {one.name for one in working} <= set(MECHANISMS)
-    return [*await _creation(working), *await _in_live_ones(working), *await _memory(working)]
+    return [*await _creation(working), *await _in_live_ones(working, absent), *await _memory(working)]
 
 
 async def _works(entrant: Entrant, absent: dict[str, str]) -> bool:
@@ -130,18 +132,28 @@ async def _create(entrant: Entrant) -> float:
         await sandbox.stop()
 
 
-async def _in_live_ones(entrants: Sequence[Entrant]) -> list[Row]:
+async def _in_live_ones(entrants: Sequence[Entrant], absent: dict[str, str]) -> list[Row]:
     live = [(one.title, await one.made()) for one in entrants]
     try:
         commands = [Contender(title, lambda box=box: _execute(box), EXECUTIONS) for title, box in live]  # type: ignore[misc]
         await compete(commands)
         data = os.urandom(FILE_BYTES)
-        files = [Contender(title, lambda box=box: _transfer(box, data), TRANSFERS) for title, box in live]  # type: ignore[misc]
+        able = [(title, box) for title, box in live if await _carries(title, box, data, absent)]
+        files = [Contender(title, lambda box=box: _transfer(box, data), TRANSFERS) for title, box in able]  # type: ignore[misc]
         await compete(files)
     finally:
         for _, sandbox in live:
             await sandbox.stop()
     return [*_times("warm exec of `/bin/true`", commands), *_rates(f"write and read {FILE_BYTES // MIB} MiB", files)]
+
+
+async def _carries(title: str, sandbox: Sandbox, data: bytes, absent: dict[str, str]) -> bool:
+    try:
+        await _transfer(sandbox, data)
+    except SkepError as error:
+        absent[f"files of {title}"] = error.message
+        return False
+    return True
 
 
 async def _execute(sandbox: Sandbox) -> float:
