@@ -95,8 +95,7 @@ async def test_a_guest_killed_at_any_moment_leaves_nothing_behind(place: Place, 
     await kill_one(place, "running")  # what is opened once for all
     await eventually(lambda: _is(place, 1))
     before = await place.descriptors()
-    for _ in range(3):
-        await nothing_is_left(place, await kill_one(place, moment), before)
+    await nothing_is_left(place, await kill_one(place, moment), before)
 
 
 async def _is(place: Place, guests: int) -> bool:
@@ -109,7 +108,7 @@ async def test_a_guest_killed_amid_its_doings_leaves_nothing_behind(place: Place
     await kill_one(place, "running")
     await eventually(lambda: _is(place, 1))
     before = await place.descriptors()
-    for _ in range(8):
+    for _ in range(5):
         pid = await kill_one(place, moment, after_s=chance.uniform(0.001, 0.1))
         await nothing_is_left(place, pid, before)
 
