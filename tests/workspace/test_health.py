@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from tests.workspace.conftest import USUAL, WAYS
 from tests.workspace.orchard import Orchard, growing, said
 from tests.workspace.tree_hash import tree_hash
 from tests.workspace.workbench import need_node
@@ -26,6 +27,12 @@ def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
         yield made
 
 
+@pytest.fixture
+def layering() -> Layering:
+    """Give the machine's own way to put workspaces together: what is looked at is the same in all."""
+    return USUAL
+
+
 def broken(report: Report) -> dict[str, str]:
     return {finding.code: finding.message for finding in report.findings if finding.severity == "broken"}
 
@@ -34,6 +41,7 @@ def warnings(report: Report) -> dict[str, str]:
     return {finding.code: finding.message for finding in report.findings if finding.severity == "warning"}
 
 
+@pytest.mark.parametrize("layering", WAYS)
 async def test_nothing_is_wrong_with_a_healthy_workspace(orchard: Orchard, layering: Layering) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.ripe(workspaces)
