@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from skep.workspace.snapshot.snapshots import Snapshots
 from skep.workspace.template.templates import Templates
 from skep.workspace.workspaces import Workspaces
 
+if TYPE_CHECKING:
+    from tests.workspace.orchard import Orchard
+
 #: The files of the tiny snapshot.
 SNAPSHOT_FILES = {
     ".venv/bin/tool": "#!/bin/sh\necho tool one\n",
@@ -26,10 +29,6 @@ SNAPSHOT_FILES = {
     "node_modules/small/package.json": '{"name": "small", "version": "2.0.0"}\n',
     "pyproject.toml": '[project]\nname = "workspace"\nversion = "0"\n',
 }
-
-#: How this machine puts workspaces together, and every way in which it can.
-USUAL: Layering = "copy" if machine_layering() == "none" else "overlay"
-WAYS: list[Layering] = sorted({USUAL, "copy"}, reverse=True)
 
 MakeWorkspaces = Callable[..., Workspaces]
 
@@ -108,3 +107,14 @@ def make_workspaces(home: Path, snapshots: Snapshots, layering: Layering) -> Mak
 @pytest.fixture
 def workspaces(make_workspaces: MakeWorkspaces) -> Workspaces:
     return make_workspaces()
+
+
+@pytest.fixture(scope="session")
+def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
+    """Give a home with a built snapshot, and a market to install more from, to all who leave the market as it was."""
+    from tests.workspace.orchard import growing
+    from tests.workspace.workbench import need_node
+
+    need_node()
+    with growing(tmp_path_factory.mktemp("orchard")) as made:
+        yield made

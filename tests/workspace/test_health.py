@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
-from tests.workspace.conftest import USUAL, WAYS
-from tests.workspace.orchard import Orchard, growing, said
+from tests.workspace.orchard import Orchard, said
 from tests.workspace.tree_hash import tree_hash
-from tests.workspace.workbench import need_node
+from tests.workspace.ways import USUAL, WAYS
 
 from skep.errors import NotFound
 from skep.sandbox.limits import MIB, Limits
@@ -18,13 +16,6 @@ from skep.workspace.grounds import Layering
 from skep.workspace.health.finding import Finding, Report
 from skep.workspace.health.health import examine
 from skep.workspace.manifest import MARK, NAME
-
-
-@pytest.fixture(scope="module")
-def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
-    need_node()
-    with growing(tmp_path_factory.mktemp("orchard")) as made:
-        yield made
 
 
 @pytest.fixture

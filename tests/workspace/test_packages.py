@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.workspace.conftest import USUAL, WAYS
 from tests.workspace.market import wheel
-from tests.workspace.orchard import Orchard, growing, own_hash, said
+from tests.workspace.orchard import Orchard, own_hash, said
 from tests.workspace.tree_hash import tree_hash
-from tests.workspace.workbench import need_node
+from tests.workspace.ways import USUAL, WAYS
 
 from skep.errors import (
     Conflict,
@@ -27,13 +26,6 @@ from skep.errors import (
 from skep.sandbox.limits import MIB, Limits
 from skep.workspace.grounds import Layering
 from skep.workspace.packages.packages import remove
-
-
-@pytest.fixture(scope="module")
-def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
-    need_node()
-    with growing(tmp_path_factory.mktemp("orchard")) as made:
-        yield made
 
 
 @pytest.fixture

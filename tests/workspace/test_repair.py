@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.workspace.conftest import USUAL
-from tests.workspace.orchard import Orchard, growing, own_hash, said
+from tests.workspace.orchard import Orchard, own_hash, said
 from tests.workspace.tree_hash import tree_hash
-from tests.workspace.workbench import need_node
+from tests.workspace.ways import USUAL
 
 from skep.errors import NotFound, WorkspaceBusy
 from skep.workspace.grounds import Layering
@@ -48,13 +47,6 @@ DAMAGES = (
 )
 #: Those that tell most where nothing lies below to return to.
 COPIED = ("rm -rf .venv", "rm -r node_modules/pear") if USUAL == "overlay" else ()
-
-
-@pytest.fixture(scope="module")
-def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
-    need_node()
-    with growing(tmp_path_factory.mktemp("orchard")) as made:
-        yield made
 
 
 @pytest.fixture
