@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: How long a connection that was lost is tried for again while nobody says that the machine is gone.
 _RECONNECT_S = 30.0
 _REST_S = 0.2
+_FAREWELL_S = 2.0
 #: How many pieces wait for the reader before E2B has to.
 _AHEAD = 8
 
@@ -27,6 +28,7 @@ class MachineLine(Line):
         self._pid = 0
         self._handle: AsyncCommandHandle[Any] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._attempt: asyncio.Task[AsyncCommandHandle[Any]] | None = None
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(_AHEAD)
 
     async def open(self) -> None:
@@ -59,8 +61,10 @@ class MachineLine(Line):
     async def _attached(self) -> AsyncCommandHandle[Any]:
         deadline = asyncio.get_running_loop().time() + _RECONNECT_S
         while True:
+            # Shielded, since the SDK leaves an error behind that nobody asked for when it is cancelled here.
+            self._attempt = asyncio.ensure_future(self._machine.attach(self._pid, self._hear))
             try:
-                return await self._machine.attach(self._pid, self._hear)
+                return await asyncio.shield(self._attempt)
             except SandboxLost:
                 raise
             except SkepError as error:
@@ -85,6 +89,11 @@ class MachineLine(Line):
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
+        if self._attempt is not None:
+            attempt, self._attempt = self._attempt, None
+            await asyncio.wait([attempt], timeout=_FAREWELL_S)
+            if self._handle is None and attempt.done() and attempt.exception() is None:
+                self._handle = attempt.result()
         if self._handle is not None:
             handle, self._handle = self._handle, None
             await handle.disconnect()

@@ -105,11 +105,12 @@ class RelayedLink(Link):
             raise SandboxLost("the program behind the relay is no more", hint="start another sandbox")
 
     async def close(self) -> None:
-        if not self._ended and not self._resting:
+        heard = not self._ended and not self._resting
+        await self._end()  # first, so that nobody connects again to what is about to end
+        if heard:
             with contextlib.suppress(ConnectionError, SandboxLost, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S), self._writing:
                     await self._line.write(bytes(self._out) + self._ledger.say(b""))
-        await self._end()
         for task in self._carriers:
             task.cancel()
         await asyncio.gather(*self._carriers, return_exceptions=True)
@@ -154,6 +155,8 @@ class RelayedLink(Link):
     async def _reconnect(self) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._resting or self._ended)
+        if self._ended:
+            return
         await self._line.open()
         self._connected.set()
         async with self._changed:
