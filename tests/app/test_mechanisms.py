@@ -96,6 +96,22 @@ async def test_a_second_process_is_told_that_the_sandbox_serves_one_alone(home: 
                 pass
 
 
+@needs_runsc
+async def test_a_sandbox_that_runs_with_less_isolation_than_is_demanded_by_now_is_replaced_and_not_joined(
+    home: Path,
+) -> None:
+    async with opened(home) as program, open_sessions(program) as first, open_sessions(program) as second:
+        await program.accounts.create("bees")
+        hive = await program.hives.create("garden", account_id="bees", actor="test")
+        await (await first.resolve(hive, THREAD, account_id="bees")).run("echo sown > bed")
+        more = {"sandbox_mechanism": "gvisor", "sandbox_isolation": "kernel"}
+        hive = await program.hives.configure("garden", more, account_id="bees", actor="test")
+        with pytest.raises(WorkspaceBusy, match="less isolation than its hive demands"):
+            await second.resolve(hive, THREAD, account_id="bees")
+        computer = await first.resolve(hive, THREAD, account_id="bees")
+        assert "Linux version 4.4.0" in (await computer.run("cat /proc/version bed")).text
+
+
 @pytest.mark.service
 async def test_a_session_in_a_container_comes_back_after_its_engine_was_restarted(home: Path, engine: Daemon) -> None:
     async with opened(home, mechanism="docker", docker=engine.options) as program, open_sessions(program) as sessions:

@@ -28,8 +28,9 @@ from skep.sandbox.mechanisms import (
     usable,
 )
 
-if TYPE_CHECKING:  # these bring the database along, which a throwaway sandbox has no use for
+if TYPE_CHECKING:  # most of these bring the database along, which a throwaway sandbox has no use for
     from skep.app.program import Program
+    from skep.sandbox.sandbox import Sandbox
     from skep.state.flags import Flags
     from skep.state.hives import Hive
     from skep.workspace.manifest import Manifest
@@ -246,6 +247,12 @@ class Chooser:
                 return off
         require_possible(demand(self.settings, hive, needs=frozenset({"folder"})))
         return None
+
+    def suits(self, hive: Hive, sandbox: Sandbox) -> bool:
+        """Say whether a sandbox that runs isolates as much as a hive demands by now."""
+        # Who has joined a sandbox has joined one with the native agent, which shares this kernel.
+        known = MECHANISMS.get(sandbox.mechanism)
+        return at_least(known.isolation if known else "namespaces", demand(self.settings, hive).isolation)
 
     async def _hive(self, manifest: Manifest) -> Hive | None:
         hive_id, account = manifest.labels.get("hive"), manifest.labels.get("account")

@@ -86,5 +86,6 @@ def _sessions(
     ledger = Ledger(program.database, program.log, controller)
     lodgings = Lodgings(apiary, find_hive, tell=tell, on_made=on_made, extras=extras)
     lodgings.let_leave(leave)
-    sessions = Sessions(ledger, lodgings, Outages(program.database, program.log, now=ledger.now), off=off)
+    outages = Outages(program.database, program.log, now=ledger.now)
+    sessions = Sessions(ledger, lodgings, outages, off=off, suits=apiary.chooser.suits)
     return sessions

@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NoReturn, TypeVar
 
-from skep.errors import Denied, SandboxDisabled, SandboxLost, Unavailable
+from skep.errors import Denied, SandboxDisabled, SandboxLost, Unavailable, WorkspaceBusy
+from skep.sandbox.sandbox import Sandbox
 from skep.sessions.computer import Computer, Kind
 from skep.sessions.computers import Computers
 from skep.sessions.key import key_of, session_id
@@ -25,6 +26,8 @@ from skep.state.hives import Hive
 T = TypeVar("T")
 #: Says why a hive may have no sandbox at all, None if it may.
 Off = Callable[[Hive], Awaitable[SandboxDisabled | None]]
+#: Says whether a sandbox that runs isolates as much as the hive demands by now.
+Suits = Callable[[Hive, Sandbox], bool]
 
 #: How long the use of a session may be behind on record.
 _NOTE_USE = timedelta(seconds=30)
@@ -41,11 +44,13 @@ class Sessions:
         *,
         pace: Pace | None = None,
         off: Off | None = None,
+        suits: Suits = lambda _, __: True,
     ) -> None:
         self.ledger = ledger
         self.computers = computers
         self._outages = outages
         self._off = off
+        self._suits = suits
         self.recovery = Recovery(ledger, computers, pace or Pace())
         self._live: dict[str, Live] = {}
         #: When a sandbox was last tried for a hive that has to do without.
@@ -75,12 +80,17 @@ class Sessions:
             if self._off is not None and (refusal := await self._off(hive)) is not None:
                 return self._computer(None, wanted, account_id, down=refusal)
             live = self._live.get(wanted.id)
-            if live is None or not await self._still_good(live, standing.session):
+            if (
+                live is None
+                or not self._suits(hive, live.sandbox)
+                or not await self._still_good(live, standing.session)
+            ):
                 await self._drop(wanted.id)
                 outage = await self._outages.of(hive) if standing.outage else None
                 live, down = await self._bring_up(hive, wanted, outage, recreate=recreate, join=join)
                 if live is None:
                     return self._computer(None, wanted, account_id, down=down)
+                await self._require_suited(hive, live)
             return self._computer(live, live.session, account_id)
 
     async def attempt(self, hive: Hive, thread: str, work: Callable[[Computer], Awaitable[T]], *, account_id: str) -> T:
@@ -142,6 +152,15 @@ class Sessions:
             await self.ledger.note(live.session, active_at=now)
             live.session = replace(live.session, active_at=now)
         return True
+
+    async def _require_suited(self, hive: Hive, live: Live) -> None:
+        """Leave the sandbox of another process that was started when the hive demanded less isolation."""
+        if not self._suits(hive, live.sandbox):
+            await self._drop(live.session.id)
+            raise WorkspaceBusy(
+                f"the computer of {live.session.key} runs with less isolation than its hive demands by now",
+                hint=f"wait for the end of what runs in it, or: skep session stop {live.session.id}",
+            )
 
     async def _wake(self, live: Live) -> None:
         await live.sandbox.resume()
