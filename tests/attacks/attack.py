@@ -41,6 +41,8 @@ from skep.sandbox.sandbox import Sandbox
 IS_ROOT = os.geteuid() == 0
 PYTHON = "/usr/bin/python3"
 DEADLINE_S = 20.0
+#: What stands in a file of the host that no attack may show or change.
+SECRET = "of the host\n"
 
 #: A filter that lets everything pass: the agent does not serve without one.
 OPEN_FILTER = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.attacks.attack import remove_built
+from tests.attacks.attack import SECRET, remove_built
 
 from skep.sandbox.sandbox import Sandbox
+from skep.sandbox.tree import Tree
 
 
 @pytest.fixture
@@ -27,6 +28,34 @@ def outside() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def secret(outside: Path) -> Path:
+    """Give a file of the host that everybody could read and write, so that only the way to it protects it."""
+    file = outside / "secret"
+    file.write_text(SECRET)
+    file.chmod(0o666)
+    outside.chmod(0o777)
+    return file
+
+
+@pytest.fixture(params=["live", "at rest"])
+async def files(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Tree]:
+    """Reach the same workspace through a running sandbox, and without one."""
+    if request.param == "at rest":
+        tree = Tree.at(str(folder))
+        yield tree
+        tree.close()
+    else:
+        async with Sandbox.create(folder) as sandbox:
+            assert isinstance(sandbox.files, Tree)
+            yield sandbox.files
 
 
 @pytest.fixture

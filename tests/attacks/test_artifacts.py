@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.attacks.attack import DEADLINE_S, soon
+from tests.attacks.attack import DEADLINE_S, SECRET, soon
 
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.tree import Tree
@@ -24,39 +24,10 @@ from skep.sessions.artifacts import Bounds, Collected, collect
 from skep.sessions.previews import ImagePreview, TextPreview
 from skep.sessions.shelf import Shelf
 
-SECRET = "of the host\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "workspace"
-
-
-@pytest.fixture
-def secret(outside: Path) -> Path:
-    """Give a file of the host that everybody could read, so that only the way to it protects it."""
-    file = outside / "secret"
-    file.write_text(SECRET)
-    file.chmod(0o644)
-    return file
-
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path / "home" / "artifacts")
-
-
-@pytest.fixture(params=["live", "at rest"])
-async def files(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Tree]:
-    """Reach the same workspace through a running sandbox, and without one."""
-    if request.param == "at rest":
-        tree = Tree.at(str(folder))
-        yield tree
-        tree.close()
-    else:
-        async with Sandbox.create(folder) as sandbox:
-            assert isinstance(sandbox.files, Tree)
-            yield sandbox.files
 
 
 def stored(shelf: Shelf) -> list[bytes]:

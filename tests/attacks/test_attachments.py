@@ -16,12 +16,12 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.attacks.attack import IS_ROOT
+from tests.attacks.attack import IS_ROOT, SECRET
 from tests.sessions.packed import (
     PACKERS,
     deflated,
@@ -47,36 +47,12 @@ from skep.sessions.sniff import media_type
 from skep.sessions.tars import read_tar
 from skep.sessions.zips import read_zip
 
-SECRET = "of the host\n"
 PLANTED = b"planted"
 
 
 @pytest.fixture
 def folder(outside: Path) -> Path:
     return outside / "workspace"
-
-
-@pytest.fixture
-def secret(outside: Path) -> Path:
-    """Give a file of the host that everybody could read and write, so that only the way to it protects it."""
-    file = outside / "secret"
-    file.write_text(SECRET)
-    file.chmod(0o666)
-    outside.chmod(0o777)
-    return file
-
-
-@pytest.fixture(params=["live", "at rest"])
-async def files(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Tree]:
-    """Reach the same workspace through a running sandbox, and without one."""
-    if request.param == "at rest":
-        tree = Tree.at(str(folder))
-        yield tree
-        tree.close()
-    else:
-        async with Sandbox.create(folder) as sandbox:
-            assert isinstance(sandbox.files, Tree)
-            yield sandbox.files
 
 
 def trusting_tar(data: bytes, folder: Path) -> None:

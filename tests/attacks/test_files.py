@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.attacks.attack import DEADLINE_S, PYTHON, Plain, outcome_in, program, soon
+from tests.attacks.attack import DEADLINE_S, PYTHON, SECRET, Plain, outcome_in, program, soon
 
 from skep.errors import Denied, InvalidRequest, LimitReached, SandboxUnusable, SkepError
 from skep.sandbox.binary import Bwrap
@@ -26,36 +26,6 @@ from skep.sandbox.limits import Limits
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.tree import Tree
-
-SECRET = "of the host\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "workspace"
-
-
-@pytest.fixture
-def secret(outside: Path) -> Path:
-    """Give a file of the host that everybody could read and write, so that only the way to it protects it."""
-    file = outside / "secret"
-    file.write_text(SECRET)
-    file.chmod(0o666)
-    outside.chmod(0o777)
-    return file
-
-
-@pytest.fixture(params=["live", "at rest"])
-async def files(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Tree]:
-    """Reach the same workspace through a running sandbox, and without one."""
-    if request.param == "at rest":
-        tree = Tree.at(str(folder))
-        yield tree
-        tree.close()
-    else:
-        async with Sandbox.create(folder) as sandbox:
-            assert isinstance(sandbox.files, Tree)
-            yield sandbox.files
 
 
 def _plant(folder: Path, secret: Path, how: str) -> str:
