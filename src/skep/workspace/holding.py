@@ -70,6 +70,13 @@ class Holding:
         return False
 
     def close(self) -> None:
+        """Let go at once, whatever child on its way to another program still has a copy of the descriptor."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close this process's descriptor; whoever has another one of the same lock keeps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -93,7 +100,7 @@ def _held() -> weakref.WeakSet[Holding]:
 
     def let_go() -> None:
         for holding in list(holdings):
-            holding.close()
+            holding.forget()
 
     os.register_at_fork(after_in_child=let_go)
     return holdings
