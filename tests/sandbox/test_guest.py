@@ -389,8 +389,12 @@ async def test_a_forked_child_does_not_keep_a_guests_commands_alive(
         os._exit(0)
     try:
         await guest.stop()
-        await asyncio.wait_for(holder.alone(), 5)
-        assert not await running(holder, process.pid)
+        await asyncio.wait_for(holder.alone(), 30)
+
+        async def ended() -> bool:
+            return not await running(holder, process.pid)
+
+        await eventually(ended)
     finally:
         process.release()
         os.close(writing)
