@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,13 @@ Cli = Callable[..., Ran]
 DEADLINE_S = 60.0
 
 
-def spawn(*words: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-m", "skep", *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
 @contextmanager
-def holder(*options: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in the garden that is up until its input ends."""
-    script = "touch /tmp/mine; echo up; cat > /dev/null; echo down"
-    process = spawn("exec", "-H", "garden", *options, "--", "sh", "-c", script)
-    assert process.stdout is not None
+def spawned(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command as a program of its own, and let nothing of it outlive the test."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "skep", *words]
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
-        assert process.stdout.readline() == "up\n"
         yield process
     finally:
         process.kill()
@@ -40,6 +34,16 @@ def holder(*options: str) -> Iterator[subprocess.Popen[str]]:
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
             stream.close()
+
+
+@contextmanager
+def holder(*options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in the garden that is up until its input ends."""
+    script = "touch /tmp/mine; echo up; cat > /dev/null; echo down"
+    with spawned("exec", "-H", "garden", *options, "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        yield process
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -57,8 +61,8 @@ def test_a_second_command_joins_the_first_in_one_computer(garden: Cli, program: 
 
 
 def test_a_holder_that_is_done_waits_for_its_guests(garden: Cli) -> None:
-    with holder() as first:
-        guest = spawn("exec", "-H", "garden", "--", "sh", "-c", "echo in; cat > /dev/null; cat bed")
+    script = "echo in; cat > /dev/null; cat bed"
+    with holder() as first, spawned("exec", "-H", "garden", "--", "sh", "-c", script) as guest:
         assert guest.stdout is not None
         assert guest.stdout.readline() == "in\n"
         assert first.stdin is not None and first.stdout is not None
@@ -70,9 +74,11 @@ def test_a_holder_that_is_done_waits_for_its_guests(garden: Cli) -> None:
 
 def test_the_first_commands_of_a_hive_make_its_workspace_once(cli: Cli) -> None:
     cli("hive", "create", "garden")
-    started = [spawn("exec", "-H", "garden", "--", "sh", "-c", f"echo {n} > note-{n}") for n in range(3)]
-    for process in started:
-        finish(process)
+    with ExitStack() as running:
+        words = ("exec", "-H", "garden", "--", "sh", "-c")
+        started = [running.enter_context(spawned(*words, f"echo {n} > note-{n}")) for n in range(3)]
+        for process in started:
+            finish(process)
     assert cli("exec", "-H", "garden", "--", "sh", "-c", "cat note-*").stdout == "0\n1\n2\n"
     kinds = [json.loads(line)["type"] for line in cli("events", "list", "garden", "--json").stdout.splitlines()]
     assert [kind for kind in kinds if kind != "session_changed"] == ["hive_created", "workspace_created"]
@@ -121,8 +127,8 @@ def test_commands_join_the_keeper_of_a_context(context: Cli, program: Cli) -> No
 
 
 def test_a_keeper_waits_for_a_running_command_and_says_so(context: Cli, home: Path) -> None:
-    with holder() as first:
-        cell = spawn("python", "-H", "garden", "--context", "bees", "-c", "open('bed').read()")
+    words = ("python", "-H", "garden", "--context", "bees", "-c", "open('bed').read()")
+    with holder() as first, spawned(*words) as cell:
         assert cell.stderr is not None
         assert f"process {first.pid}" in read_line(cell)
         finish(first)

@@ -132,9 +132,12 @@ def test_an_interrupt_ends_the_call_and_the_command() -> None:
         "        while sandbox.run('grep -lz ^sleep /proc/[0-9]*/cmdline').ok: pass\n"
         "        print('ended', flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[0] == "ended\n"
-    assert process.returncode == 0
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=30)[0] == "ended\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
