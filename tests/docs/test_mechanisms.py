@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -21,7 +22,7 @@ def script() -> ModuleType:
     loader = SourceFileLoader("scripts_mechanisms", str(ROOT / "scripts/mechanisms"))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
-    module = module_from_spec(spec)
+    module = sys.modules[loader.name] = module_from_spec(spec)
     loader.exec_module(module)
     return module
 
