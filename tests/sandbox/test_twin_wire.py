@@ -215,6 +215,23 @@ async def test_a_twin_that_is_silent_for_too_long_is_given_up() -> None:
     await sandbox.stop()
 
 
+async def test_a_twin_that_still_takes_what_it_is_sent_is_not_given_up() -> None:
+    class SlowLink(ScriptedLink):
+        async def write(self, data: bytes) -> None:
+            await asyncio.sleep(len(data) / (1 << 20) * 0.2)
+            await super().write(data)
+
+    link = SlowLink()
+    sandbox = await sandbox_over(link, patience_s=1.0)
+    for _ in range(10):
+        sandbox._conversation.say(wire.INPUT, 1, b"x" * (1 << 20))
+    async with asyncio.timeout(30):
+        while len(link.heard) < 10 << 20:
+            assert await sandbox.alive()
+            await asyncio.sleep(0.05)
+    await sandbox.stop()
+
+
 async def test_a_house_that_rests_may_be_silent_until_it_goes_on() -> None:
     hall = Hall(rests=True)
     sandbox = await sandbox_over(ScriptedLink(), hall, patience_s=0.1)

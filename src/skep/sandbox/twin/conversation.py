@@ -158,6 +158,8 @@ class Conversation:
                     piece = bytes(memoryview(self._waiting)[:_PIECE])
                     del self._waiting[: len(piece)]
                     await self._link.write(piece)
+                    if len(piece) == _PIECE:  # a question waits behind all of this, and so does its answer
+                        self._heard_at = self._loop.time()
 
     def _take(self, report: wire.Frame) -> None:
         if report.id > self._next_id:
