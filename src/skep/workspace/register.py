@@ -107,8 +107,11 @@ class Register:
                     try:
                         self.need(workspace_id)
                         found.manifests[workspace_id] = manifests.read(self.path(workspace_id))
+                    except NotFound:
+                        continue  # destroyed since it was listed
                     except WorkspaceDamaged as error:
-                        found.damaged[workspace_id] = error
+                        if self.condition(workspace_id) != "missing":
+                            found.damaged[workspace_id] = error
         return found
 
     def _ids(self) -> list[str]:
