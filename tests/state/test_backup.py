@@ -340,12 +340,12 @@ async def test_a_row_that_breaks_the_schema_undoes_the_restore(database_url: str
 
 
 async def test_a_database_that_holds_something_is_refused_and_keeps_it(
-    database: Database, database_url: str, saved: Path
+    database: Database, ready_url: str, saved: Path
 ) -> None:
     await Accounts(database).create("mine")
     before = await _content(database)
     with pytest.raises(Conflict, match="skep_accounts has rows"):
-        await restore(database_url, saved)
+        await restore(ready_url, saved)
     assert await _content(database) == before
 
 
