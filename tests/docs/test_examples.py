@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,15 @@ def skep_commands(text: str) -> Iterator[list[str]]:
             words = []
 
 
+@cache
+def whole() -> Any:
+    """Return the tree of all commands."""
+    return typer.main.get_command(app)
+
+
 def check_words(words: list[str]) -> None:
     """Follow the words down the tree of commands and parse the rest as the command would."""
-    command: Any = typer.main.get_command(app)
+    command = whole()
     context = command.make_context("skep", [], resilient_parsing=True)
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words[0]]
