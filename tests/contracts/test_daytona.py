@@ -11,6 +11,8 @@ from tests.clouds.daytona.cloud import Cloud, served
 from skep.sandbox.limits import Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.testing import Gap, MakeSandbox, SandboxContract
+from skep.testing.commands import RunPromises, StreamPromises
+from skep.testing.lifecycle import DeathPromises, LifePromises
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,8 @@ class TestDaytona(SandboxContract):
             "a terminal gives four kilobytes at a time, so two gigabytes take longer than a promise gets", tried=False
         ),
     }
+    #: Where the wire matters: the twin keeps the rest in suites of its own. All of it: pytest -m 'whole or not whole'
+    every_time = (RunPromises, StreamPromises, LifePromises, DeathPromises)
 
     @pytest.fixture
     def make_sandbox(self, cloud: Cloud) -> MakeSandbox:

@@ -11,6 +11,8 @@ from tests.clouds.e2b.cloud import PlayedCloud, played
 
 from skep.sandbox.sandbox import Sandbox
 from skep.testing import Gap, MakeSandbox, SandboxContract
+from skep.testing.commands import RunPromises, StreamPromises
+from skep.testing.lifecycle import DeathPromises, LifePromises
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,8 @@ class TestE2B(SandboxContract):
         ),
         "test_a_paused_process_still_runs_out_of_time": Gap(f"{_HALTED} end a process", tried=False),
     }
+    #: Where the wire matters: the twin keeps the rest in suites of its own. All of it: pytest -m 'whole or not whole'
+    every_time = (RunPromises, StreamPromises, LifePromises, DeathPromises)
 
     @pytest.fixture
     def make_sandbox(self, cloud: PlayedCloud) -> MakeSandbox:

@@ -15,9 +15,14 @@ from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stream import StreamSandbox
 from skep.testing import MakeSandbox, SandboxContract
 from skep.testing.commands import StreamPromises
+from skep.testing.lifecycle import DeathPromises, LifePromises
+from skep.testing.tree import HostileFilePromises
 
 
 class TestStream(SandboxContract):
+    #: `local` keeps nearly all with the same twin. All of it here: pytest -m 'whole or not whole'
+    every_time = (StreamPromises, HostileFilePromises, LifePromises, DeathPromises)
+
     @pytest.fixture
     def make_sandbox(self) -> MakeSandbox:
         def make(*, limits: Limits | None = None) -> Awaitable[Sandbox]:
