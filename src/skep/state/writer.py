@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -29,10 +28,6 @@ _ADVANCE = (
     .where(event_heads.c.hive_id == bindparam("hive"))
     .values(seq=bindparam("to_seq"), hash=bindparam("to_hash"))
 )
-_CREATE = {
-    "sqlite": sqlite.insert(event_heads).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(event_heads).on_conflict_do_nothing(),
-}
 
 
 #: Work that is done in the transaction in which the events are recorded: both happen, or neither.
@@ -148,7 +143,7 @@ class Writer:
         """Make a head for each hive not seen before; all of them before any lock, so no two writers cross."""
         fresh = [{"hive_id": hive, "seq": 0, "hash": GENESIS} for hive in hive_ids if hive not in self._heads]
         if fresh:
-            await connection.execute(_CREATE[self._database.dialect], fresh)
+            await connection.execute(self._database.insert(event_heads).on_conflict_do_nothing(), fresh)
 
     async def _lock_heads(
         self, connection: AsyncConnection, hive_ids: Sequence[str]
