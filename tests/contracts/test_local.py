@@ -119,6 +119,7 @@ def _world() -> Iterator[tuple[Path, list[str]]]:
         yield folder, [
             sys.executable, str(ROOT / "scripts/as-user"), str(Bwrap.find().path),
             "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run", "--bind", str(folder), "/tmp",
+            "--ro-bind", str(ROOT), str(ROOT),  # it may lie below /tmp
             "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin",
             "--setenv", "HOME", "/tmp", "--setenv", "PYTHONDONTWRITEBYTECODE", "1", "--setenv", MARK, "1",
             "--chdir", str(ROOT), "--",
