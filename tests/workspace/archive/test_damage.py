@@ -174,9 +174,9 @@ HOSTILE = {
     "half an extent": [TOP, file("a", extents=[0, 0])],
     "less content than its size": [TOP, file("a", size=100)],
     "a hole of less than nothing": [TOP, file("a", size=0, extents=[0, 0, 4, -1, 0, -4])],
-    "a hole larger than any file": [TOP, file("a", size=1 << 61, extents=[-1, 0, 1 << 61])],
+    "a hole larger than any file": [TOP, file("a", size=1 << 63, extents=[-1, 0, 1 << 63])],
     "a size beyond numbers": [TOP, file("a", size=1 << 70, extents=[-1, 0, 1 << 70])],
-    "a time beyond all": [TOP, file("a")._replace(mtime_ns=1 << 80)],
+    "a time beyond all": [TOP, file("a")._replace(mtime_ns=1 << 100)],
     "an attribute of the system": [TOP, file("a", attributes={"trusted.overlay.redirect": "/etc"})],
     "an attribute with no name": [TOP, file("a", attributes={"": ""})],
 }

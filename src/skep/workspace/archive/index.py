@@ -20,9 +20,11 @@ from skep.errors import ArchiveDamaged
 
 Code = Literal["folder", "file", "link", "name", "whiteout", "pipe", "socket"]
 ChunkId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, le=1 << 62)]
-Place = Annotated[int, Field(ge=-1, le=1 << 62)]
-Moment = Annotated[int, Field(ge=-(1 << 66), le=1 << 66)]
+#: No file is larger; with holes an agent makes one of that size in a moment, where the file system takes it.
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+Place = Annotated[int, Field(ge=-1, le=(1 << 63) - 1)]
+#: In nanoseconds; file systems keep seconds of 64 bits, and agents set what they like.
+Moment = Annotated[int, Field(ge=-(1 << 63) * 10**9, le=(1 << 63) * 10**9)]
 
 
 class Row(NamedTuple):
