@@ -12,6 +12,7 @@ import fcntl
 import inspect
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ElementTree.Elem
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not report.exists():
             _run_in_world(report)
-    return {str(case.get("name")): case for case in ElementTree.parse(report).iter("testcase")}
+    return {_plain(str(case.get("name"))): case for case in ElementTree.parse(report).iter("testcase")}
+
+
+def _plain(name: str) -> str:
+    """Return a test's name with single backslashes: pytest doubles them for each suite that has collected the test."""
+    return re.sub(r"\\+", r"\\", name)
 
 
 def _run_in_world(report: Path) -> None:
@@ -132,7 +138,7 @@ def _as_told(promise: Callable[..., None]) -> Callable[..., None]:
     """Return a test that ends as the promise did in the world."""
 
     def test(self: object, request: pytest.FixtureRequest, told: dict[str, ElementTree.Element], **_: object) -> None:
-        case = told[request.node.name]
+        case = told[_plain(request.node.name)]
         for fault in (*case.findall("failure"), *case.findall("error")):
             pytest.fail(f"{fault.get('message')}\n{fault.text}")
         if (gap := case.find("skipped")) is not None:
