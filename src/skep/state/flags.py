@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -51,11 +52,16 @@ def bucket(flag: str, account_id: str) -> int:
     return int.from_bytes(sha256(f"{flag}:{account_id}".encode()).digest()[:8], "big") % 100
 
 
+#: For how long percentages are taken to be those that were read last.
+_FRESH_S = 1.0
+
+
 class Rollouts:
     """The share of accounts, in percent, that each flag can take effect for; 100 where nothing was set."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: tuple[float, dict[str, int]] | None = None
 
     async def percents(self) -> dict[str, int]:
         async with self._database.read() as connection:
@@ -71,10 +77,16 @@ class Rollouts:
         statement = statement.on_conflict_do_update(index_elements=[rollouts.c.flag], set_={"percent": percent})
         async with self._database.write() as connection:
             await connection.execute(statement)
+        self._known = None
 
     async def in_effect(self, flags: Flags, account_id: str) -> Flags:
-        """Return the flags that are on for the hive and rolled out to its account."""
-        percents = await self.percents()
+        """Return the flags that are on for the hive and rolled out to its account.
+
+        What another process has set is seen within a second.
+        """
+        if self._known is None or time.monotonic() - self._known[0] > _FRESH_S:
+            self._known = time.monotonic(), await self.percents()
+        percents = self._known[1]
         return Flags(
             **{flag: getattr(flags, flag) and bucket(flag, account_id) < percent for flag, percent in percents.items()}
         )
