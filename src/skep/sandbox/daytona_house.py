@@ -101,7 +101,7 @@ class Line(Link):
     async def write(self, data: bytes) -> None:
         self.used = self.used or len(data) > HEAD.size  # a sign of life is asked for by a head alone
         for start in range(0, len(data), _ORDER_BYTES):
-            await self._say(base64.b64encode(data[start : start + _ORDER_BYTES]))
+            await self._say(base64.urlsafe_b64encode(data[start : start + _ORDER_BYTES]))
 
     def cut(self) -> None:
         """Count the line as over, whatever still comes."""

@@ -2,7 +2,7 @@
 
 Python 3.9 or newer and nothing but its standard library. The toolbox drops whoever falls 256 messages behind, so what
 the twin says goes out in parcels, a length before each, and only as many as the controller has room for. What comes in
-are lines: base64 for the twin, or `+` and the number of parcels that have been taken.
+are lines: base64 without a `+` for the twin, or `+` and the number of parcels that have been taken.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _hear(ordering: int, room: threading.Semaphore) -> None:
                 for _ in range(int(line)):
                     room.release()
             else:
-                _write(ordering, base64.b64decode(line))
+                _write(ordering, base64.urlsafe_b64decode(line))
     os.close(ordering)
 
 

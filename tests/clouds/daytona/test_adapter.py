@@ -270,6 +270,14 @@ async def test_whoever_waits_learns_that_the_machine_is_lost(cloud: Cloud, fate:
     await sandbox.stop()
 
 
+async def test_bytes_of_any_value_get_there_and_back(cloud: Cloud) -> None:
+    """Wherever a line of base64 begins in them, it would be with the sign that goes before a number of parcels."""
+    data = b"".join(b"-" * shift + b"\xfb\xef\xbe" * 100_000 for shift in (0, 1, 1)) + bytes(range(256))
+    async with create(cloud) as sandbox:
+        await sandbox.files.write("file", data)
+        assert await sandbox.files.read("file") == data
+
+
 async def test_a_reader_that_falls_behind_loses_nothing(cloud: Cloud) -> None:
     """The control is the SDK alone: Daytona drops the connection of a reader that is too slow."""
     from daytona import AsyncDaytona, DaytonaConfig
