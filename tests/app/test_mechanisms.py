@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,10 @@ async def test_a_sandbox_that_runs_with_less_isolation_than_is_demanded_by_now_i
 
 
 @pytest.mark.service
-async def test_a_session_in_a_container_comes_back_after_its_engine_was_restarted(home: Path, engine: Daemon) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_session_in_a_container_comes_back_after_its_engine_was_restarted(
+    home: Path, engine: Daemon, end: signal.Signals
+) -> None:
     async with opened(home, mechanism="docker", docker=engine.options) as program, open_sessions(program) as sessions:
         await program.accounts.create("bees")
         hive = await program.hives.create("garden", account_id="bees", actor="test")
@@ -121,7 +125,7 @@ async def test_a_session_in_a_container_comes_back_after_its_engine_was_restarte
         await computer.run("echo sown > bed")
         running = asyncio.create_task(computer.run("sleep 60"))
         await computer.run("true")
-        stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop, end))
         with pytest.raises(SandboxLost):
             await running
         await stopping
