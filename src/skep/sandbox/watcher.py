@@ -68,7 +68,7 @@ class Watcher:
         self._sealed.pop(upper, None)
         self._upper_path = upper
         self._upper = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._usage = self._least = None
+        self._usage = None  # but not the least: each seal would allow as much again
 
     def _forget_upper(self) -> None:
         if self._upper >= 0:
@@ -105,8 +105,11 @@ class Watcher:
     async def _look_at_disk(self) -> None:
         room = self._files.room()
         if self._usage is None:
-            self._usage = self._least = await self._counted()
+            self._usage = await self._counted()
             self._room = room
+            if self._is_over(self._usage):
+                await self._halted(self._measure)
+                return
         taken = Usage(self._room.size - room.size, self._room.inodes - room.inodes)
         left = Usage(self._limits.disk_bytes - self._usage.size, self._limits.inodes - self._usage.inodes)
         grown = taken.size >= max(left.size // 2, _SLACK_BYTES) or taken.inodes >= max(left.inodes // 2, _SLACK_INODES)
