@@ -1,8 +1,9 @@
-"""Fixtures for every test: a fresh, empty database on each of the two kinds Skep supports."""
+"""Fixtures for every test: a fresh, empty database on each of the two kinds Skep supports; and a bound for all."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 if TYPE_CHECKING:
     import psycopg
@@ -47,6 +49,35 @@ def _folder() -> Path:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: object) -> None:
     node.workerinput["postgres"] = node.config.stash[FOLDER]  # type: ignore[attr-defined]
+
+
+#: How much longer than its time limit a test may take to let go, before the process that runs it is given up.
+LETTING_GO_S = 60
+
+
+def _watch(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("timeout")
+    limit_s = float(mark.args[0] if mark and mark.args else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(
+        limit_s + LETTING_GO_S, file=item.config.stash[fault_handler_stderr_fd_key], exit=True
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a process whose test neither ends nor can be interrupted, such as one that waits for a thread."""
+    _watch(item)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Go on watching a test that has failed: pytest itself stops there, and its fixtures may still hang."""
+    if isinstance(node, pytest.Item):
+        _watch(node)
 
 
 @pytest.fixture(scope="session")
