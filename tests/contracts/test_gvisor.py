@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from skep.sandbox.gvisor_house import House
+from skep.sandbox.gvisor.house import House
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stream import StreamSandbox
 from skep.testing import Gap, MakeSandbox, SandboxContract

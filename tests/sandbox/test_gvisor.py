@@ -20,7 +20,7 @@ import pytest
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox.creation import Creation
 from skep.sandbox.egress.network import Network
-from skep.sandbox.gvisor_house import House
+from skep.sandbox.gvisor.house import House
 from skep.sandbox.leftovers import records_folder, sweep
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.sandbox import Sandbox

@@ -20,7 +20,7 @@ from tests.docker.daemon import Daemon, require_docker
 
 from skep.errors import SandboxLost, SandboxUnusable
 from skep.sandbox.creation import Creation
-from skep.sandbox.gvisor_engine import Container
+from skep.sandbox.gvisor.engine import Container
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stream import StreamSandbox
 

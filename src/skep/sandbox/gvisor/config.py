@@ -29,7 +29,7 @@ class Shown(_Part):
 
 
 class User(_Part):
-    """Root of a user namespace with one user of the host in it; `gvisor_enter` gives it another number."""
+    """Root of a user namespace with one user of the host in it; `entry` gives it another number."""
 
     uid: int = 0
     gid: int = 0

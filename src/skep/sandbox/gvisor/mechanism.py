@@ -1,10 +1,4 @@
-"""gVisor: a kernel of its own in user space, which answers the system calls of what runs inside.
-
-Stand-alone, `runsc` runs a bundle without privilege, for root as for an ordinary user. With the option `engine`, a
-Docker engine that knows runsc as a runtime does. Either way the twin is the first process, and serves the contract.
-
-What Debian's build of 2022 does not do is listed in docs/guides/mechanisms.md.
-"""
+"""Start a gVisor sandbox: by runsc itself, or by an engine that knows it."""
 
 from __future__ import annotations
 
@@ -14,14 +8,14 @@ import shutil
 from typing import TYPE_CHECKING
 
 from skep.errors import SandboxUnusable
-from skep.sandbox.gvisor_bundle import Twin, prepare
-from skep.sandbox.gvisor_house import Folder, House, Orders
+from skep.sandbox.gvisor.bundle import Twin, prepare
+from skep.sandbox.gvisor.house import Folder, House, Orders
 from skep.sandbox.leftovers import sweep_once
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.stream import StreamSandbox, twin_program
 
 if TYPE_CHECKING:
-    from skep.sandbox.gvisor_engine import Container
+    from skep.sandbox.gvisor.engine import Container
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: What holds for every sandbox. Control groups are joined before runsc starts, which needs no privilege then.
@@ -47,7 +41,7 @@ async def start(recipe: Recipe) -> StreamSandbox:
 
 async def _open(recipe: Recipe, twin: Twin) -> House | Container:
     if recipe.options.get("engine"):
-        from skep.sandbox.gvisor_engine import open_container
+        from skep.sandbox.gvisor.engine import open_container
 
         return await open_container(recipe, twin)
     return await open_house(recipe, twin)

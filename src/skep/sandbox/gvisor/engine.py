@@ -22,8 +22,8 @@ from skep.errors import SandboxUnusable, SkepError
 from skep.sandbox.claim import Owner
 from skep.sandbox.containers.engine import Engine
 from skep.sandbox.containers.orphans import labels, sweep_once
-from skep.sandbox.gvisor_bundle import Bundle, Twin, prepare
-from skep.sandbox.gvisor_house import Folder, with_kernel
+from skep.sandbox.gvisor.bundle import Bundle, Twin, prepare
+from skep.sandbox.gvisor.house import Folder, with_kernel
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.recipe import Recipe
 

@@ -16,7 +16,7 @@ from skep.errors import InvalidRequest, SandboxUnusable
 from skep.sandbox import kernels
 from skep.sandbox.binary import native
 from skep.sandbox.claim import Owner, claim
-from skep.sandbox.gvisor_config import Config, First, Shown
+from skep.sandbox.gvisor.config import Config, First, Shown
 from skep.sandbox.leftovers import records_folder
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.rootfs import Plank, extra_planks, system_planks
@@ -31,7 +31,7 @@ _STATX = "/run/skep/statx.so"
 
 
 class Bind(NamedTuple):
-    """A folder or file of the host, where `gvisor_launch` mounts it, and where that is inside."""
+    """A folder or file of the host, where `launch` mounts it, and where that is inside."""
 
     source: str
     target: str
@@ -146,8 +146,8 @@ def furnish(folder: Path, recipe: Recipe, workspace: tuple[str, int], twin: Twin
     bundle.bind(native("skep-fakeroot.so"), "/run/skep/fakeroot.so")
     bundle.bind(native("skep-statx.so"), _STATX)
     _mount(bundle, recipe, workspace)
-    enter = ("-I", "-S", "-u", "/run/skep/enter.py", str(_INSIDE_UID), "/run/skep/twin.py")
-    bundle.command = (_python(bundle), *enter, *twin.arguments)
+    entry = ("-I", "-S", "-u", "/run/skep/entry.py", str(_INSIDE_UID), "/run/skep/twin.py")
+    bundle.command = (_python(bundle), *entry, *twin.arguments)
     return bundle
 
 
@@ -188,7 +188,7 @@ def _mount(bundle: Bundle, recipe: Recipe, workspace: tuple[str, int]) -> None:
 def _brought(twin: Twin) -> Mapping[str, bytes]:
     return {
         "/run/skep/twin.py": twin.program,
-        "/run/skep/enter.py": Path(__file__).with_name("gvisor_enter.py").read_bytes(),
+        "/run/skep/entry.py": Path(__file__).with_name("entry.py").read_bytes(),
         "/etc/ld.so.preload": f"{_STATX}\n".encode(),
     }
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from skep.errors import SandboxLost
 from skep.sandbox.cgroups import Group, Place
 from skep.sandbox.claim import Owner
-from skep.sandbox.gvisor_bundle import Bind
+from skep.sandbox.gvisor.bundle import Bind
 from skep.sandbox.leftovers import Record
 from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.pipes import ReadEnd, WriteEnd, make_pipe
 
-_LAUNCH = Path(__file__).with_name("gvisor_launch.py")
+_LAUNCH = Path(__file__).with_name("launch.py")
 #: The launcher reads its orders at 3; the doors of control groups follow.
 _ORDERS, _FIRST_DOOR = 3, 4
 #: What gVisor takes besides: its own processes, and some 13 threads of the host for each process inside, which it keeps
@@ -97,7 +97,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What `gvisor_launch` is told."""
+    """What `launch` is told."""
 
     argv: tuple[str, ...]
     owner: Owner
