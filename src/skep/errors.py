@@ -6,8 +6,11 @@
         NotFound          there is nothing by that name                 404
         Conflict          the name or the state is already taken        409
           WorkspaceBusy   something runs in it that the act would break
+          ThreadBusy      the thread has a task that is not done
         TemplateInvalid   a field of a template is wrong
         PackageRefused    a package cannot be had, or not together with the others
+        ModelMissing      no model is configured that could answer
+        ScriptInvalid     a field of a rehearsal's script is wrong
       Denied              policy or identity refused it                 403  exit 3
         SandboxDisabled   the hive has its sandbox switched off
       LimitReached        a budget, quota or rate ran out               429  exit 4
@@ -18,6 +21,7 @@
         SandboxLost       the sandbox died under the call
         SandboxUnusable   this machine cannot start a sandbox as asked
         StoreUnavailable  the store of archives cannot be reached
+        ModelUnavailable  no model could be had to answer
       Corrupt             stored state breaks its own rules             500  exit 6   stop, keep the evidence
         ForeignDatabase   the database belongs to another program
         DatabaseTooNew    the database was written by a newer Skep
@@ -72,12 +76,24 @@ class WorkspaceBusy(Conflict):
     """Something runs in the workspace that the act would break."""
 
 
+class ThreadBusy(Conflict):
+    """The thread has a task that is not done, and the hive takes one at a time."""
+
+
 class TemplateInvalid(InvalidRequest):
     """A field of a template is wrong."""
 
 
 class PackageRefused(InvalidRequest):
     """A package cannot be had, or not together with the others."""
+
+
+class ModelMissing(InvalidRequest):
+    """No model is configured that could answer."""
+
+
+class ScriptInvalid(InvalidRequest):
+    """A field of a rehearsal's script is wrong."""
 
 
 class Denied(SkepError):
@@ -127,6 +143,10 @@ class SandboxUnusable(Unavailable):
 
 class StoreUnavailable(Unavailable):
     """The store of archives cannot be reached."""
+
+
+class ModelUnavailable(Unavailable):
+    """No model could be had to answer."""
 
 
 class Corrupt(SkepError):

@@ -12,6 +12,8 @@ from skep.config.secrets import key_variable
 from skep.errors import InvalidRequest
 from skep.sandbox.mechanisms import DEFAULT_ENGINE, MECHANISMS, Isolation, at_least
 
+#: The provider whose answers are read from a script.
+REHEARSAL = "rehearsal"
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -101,9 +103,9 @@ class Model(Section):
     """A model reached over the network."""
 
     id: ModelId
-    """Name of the model as its provider spells it."""
+    """Name of the model as its provider spells it; for rehearsal the path of its script."""
     provider: Provider
-    """Who serves it, such as anthropic or openai. The key comes from the variable <PROVIDER>_API_KEY."""
+    """Who serves it, such as anthropic, openai or rehearsal. The key comes from the variable <PROVIDER>_API_KEY."""
     base_url: WebAddress | None = None
     """Address of the service, when it is not the provider's own."""
 
@@ -115,6 +117,8 @@ class Model(Section):
     @property
     def is_local(self) -> bool:
         """Whether the model runs on this machine and so needs no key."""
+        if self.provider == REHEARSAL:
+            return True
         host = urlsplit(self.base_url or "").hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -313,6 +317,36 @@ class Budgets(Section):
     """US dollars for the model calls of one account in one day (UTC)."""
     steps_per_task: int = Field(default=50, ge=1, le=10_000)
     """Acts that one task may take."""
+    requests_per_task: int = Field(default=100, ge=1, le=10_000)
+    """Model calls that one task may make."""
+    tokens_per_task: int = Field(default=2_000_000, ge=1000)
+    """Tokens, in and out, that the model calls of one task may use."""
+    seconds_per_task: int = Field(default=3600, ge=1, le=604_800)
+    """Seconds that one task may take, without the time it waits for a person."""
+
+
+class TaskSettings(Section):
+    """How prompts are carried to replies."""
+
+    concurrent: int = Field(default=50, ge=1, le=1000)
+    """Tasks that one process works on at once."""
+    concurrent_per_account: int = Field(default=8, ge=1, le=1000)
+    """Tasks of one account that are worked on at once, by all processes together."""
+    starts_per_minute: int | None = Field(default=None, ge=1, le=100_000)
+    """Tasks of one account that are begun in a minute at most. null sets no limit."""
+    model_timeout_s: int = Field(default=120, ge=1, le=3600)
+    """Seconds that a model may take to answer."""
+    confidence: float = Field(default=0.5, ge=0, le=1)
+    """A worker that is less sure than this of its answer is followed by one with a stronger model."""
+
+
+class GatewaySettings(Section):
+    """Where skep serve listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=253, pattern=r"^\S+$")
+    """Address to listen at. Any other than a loopback one lets the network in: put a proxy with TLS before it."""
+    port: int = Field(default=7411, ge=0, le=65_535)
+    """Port to listen at; 0 takes a free one."""
 
 
 class Settings(Section):
@@ -338,6 +372,10 @@ class Settings(Section):
     """What is allowed beyond the default of no network and no secrets."""
     budgets: Budgets = Budgets()
     """What may be spent before work stops."""
+    tasks: TaskSettings = TaskSettings()
+    """How prompts are carried to replies."""
+    gateway: GatewaySettings = GatewaySettings()
+    """Where skep serve listens."""
 
     @field_validator("chat_models", "embedding_models")
     @classmethod

@@ -22,17 +22,21 @@ class _Event(BaseModel):
 
 
 class Prompted(_Event):
-    """The beekeeper asked for something."""
+    """The beekeeper asked for something, in a thread."""
 
     type: Literal["prompted"] = "prompted"
     text: str
+    thread: str | None = None
 
 
 class Replied(_Event):
-    """The hive answered."""
+    """The hive answered; `partial`: a limit ended the work before it was done; `scripted`: no model was asked."""
 
     type: Literal["replied"] = "replied"
     text: str
+    confidence: float | None = None
+    partial: bool = False
+    scripted: bool = False
 
 
 class Noted(_Event):
@@ -220,6 +224,166 @@ class ArtifactsCollected(_Event):
     skipped: tuple[dict[str, JsonValue], ...] = ()
 
 
+class TaskStarted(_Event):
+    """A worker began a task, or took it over; `start` counts from 1."""
+
+    type: Literal["task_started"] = "task_started"
+    worker: str
+    start: int
+
+
+class TaskForked(_Event):
+    """A task came to be that begins where another was after a step; `step` 0: the other is tried anew."""
+
+    type: Literal["task_forked"] = "task_forked"
+    origin: str
+    step: int
+
+
+class TaskEnded(_Event):
+    """A task came to its end, whichever; there is one of these for every task."""
+
+    type: Literal["task_ended"] = "task_ended"
+    status: Literal["succeeded", "failed", "cancelled"]
+    why: str
+
+
+class CancelAsked(_Event):
+    """Somebody wants a task to end at once."""
+
+    type: Literal["cancel_asked"] = "cancel_asked"
+    why: str
+
+
+class Classified(_Event):
+    """The queen decided how to go about a prompt: a simple reply, one task or many."""
+
+    type: Literal["classified"] = "classified"
+    kind: Literal["reply", "one", "many"]
+    why: str
+
+
+class Planned(_Event):
+    """The queen split a prompt into tasks, each with its id, title and those that come before it."""
+
+    type: Literal["planned"] = "planned"
+    tasks: tuple[dict[str, JsonValue], ...]
+
+
+class ModelCalled(_Event):
+    """A model answered; `usd` is null where the price of the call is not known."""
+
+    type: Literal["model_called"] = "model_called"
+    role: str
+    provider: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    usd: float | None
+    duration_ms: int
+
+
+class Proposed(_Event):
+    """The worker wants to act; `text` is what it said about it."""
+
+    type: Literal["proposed"] = "proposed"
+    run: str
+    step: int
+    call: str
+    action: dict[str, JsonValue]
+    text: str = ""
+
+
+class Ruled(_Event):
+    """It was decided whether a proposed act may run; nothing runs before this is on record."""
+
+    type: Literal["ruled"] = "ruled"
+    run: str
+    step: int
+    call: str
+    ruling: Literal["allow", "ask", "deny"]
+    why: str
+
+
+class Observed(_Event):
+    """An act came to its end, and this is what came of it."""
+
+    type: Literal["observed"] = "observed"
+    run: str
+    step: int
+    call: str
+    observation: dict[str, JsonValue]
+
+
+class Asked(_Event):
+    """A person is asked: for an answer, or whether an act may run. Without one by then it counts as a no."""
+
+    type: Literal["asked"] = "asked"
+    call: str
+    kind: Literal["question", "approval"]
+    question: str
+    choices: tuple[str, ...] = ()
+    until: str
+
+
+class Answered(_Event):
+    """A person answered what was asked."""
+
+    type: Literal["answered"] = "answered"
+    call: str
+    answer: str
+
+
+class LoopWarned(_Event):
+    """The worker goes round in circles, and was told so."""
+
+    type: Literal["loop_warned"] = "loop_warned"
+    run: str
+    step: int
+    pattern: str
+    guidance: str
+
+
+class Healed(_Event):
+    """A failure was met with a remedy; `tier` 1 is a rule, 2 a reflection, 3 an honest note."""
+
+    type: Literal["healed"] = "healed"
+    attempt: int
+    failure: str
+    tier: Literal[1, 2, 3]
+    rule: str
+    remedy: str
+    detail: str
+
+
+class Reflected(_Event):
+    """A model thought about a failure once; `note` goes before the next attempt, `check` is what was executed."""
+
+    type: Literal["reflected"] = "reflected"
+    attempt: int
+    note: str
+    check: str
+
+
+class FailureNoted(_Event):
+    """A task failed for good, and this is what later ones should know."""
+
+    type: Literal["failure_noted"] = "failure_noted"
+    signature: str
+    tried: tuple[str, ...]
+    reflection: str
+    root_cause: str
+    guidance: str
+
+
+class AfterwardsDone(_Event):
+    """A job that follows a task is done, or has failed for this reason."""
+
+    type: Literal["afterwards_done"] = "afterwards_done"
+    job: str
+    failure: str | None = None
+
+
 Event: TypeAlias = (
     Prompted
     | Replied
@@ -246,6 +410,23 @@ Event: TypeAlias = (
     | AccessDenied
     | AttachmentsReceived
     | ArtifactsCollected
+    | TaskStarted
+    | TaskForked
+    | TaskEnded
+    | CancelAsked
+    | Classified
+    | Planned
+    | ModelCalled
+    | Proposed
+    | Ruled
+    | Observed
+    | Asked
+    | Answered
+    | LoopWarned
+    | Healed
+    | Reflected
+    | FailureNoted
+    | AfterwardsDone
 )
 
 EVENT_TYPES: frozenset[str] = frozenset(kind.model_fields["type"].default for kind in get_args(Event))

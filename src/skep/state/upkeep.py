@@ -1,16 +1,20 @@
-"""How the computers of a hive are kept: which threads share one, what isolates them, and when one is put away."""
+"""How a hive is kept: which threads share a computer, what isolates it, when it is put away, and how it takes work."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from skep.errors import InvalidRequest
 from skep.state.names import shown
 
 Threads = Literal["hive", "thread"]
+#: What becomes of a prompt whose thread has a task that is not done: it waits, is refused, ends the other, or ends it
+#: and undoes what it did to the workspace.
+SameThread = Literal["enqueue", "reject", "interrupt", "rollback"]
+SAME_THREAD: tuple[SameThread, ...] = get_args(SameThread)
 Value = bool | int | str | list[str] | None
 
 #: As `skep.sandbox.mechanisms` has them, which is not imported from here.
@@ -39,6 +43,10 @@ class Upkeep:
     sandbox_mechanism: str | None = None
     sandbox_fallback: tuple[str, ...] | None = None
     sandbox_isolation: str | None = None
+    #: What becomes of a prompt whose thread is busy.
+    same_thread: SameThread = "enqueue"
+    #: Whether its workers may use a browser.
+    browser: bool = False
 
     def changed(self, changes: Mapping[str, object]) -> Upkeep:
         """Return this upkeep with some of it set; raise InvalidRequest for a value that cannot be."""
@@ -71,7 +79,9 @@ def _check(name: str, value: object) -> None:
     match name:
         case "threads":
             fits, wanted = value in ("hive", "thread"), "hive or thread"
-        case "recreate_missing":
+        case "same_thread":
+            fits, wanted = value in SAME_THREAD, f"one of {', '.join(SAME_THREAD)}"
+        case "recreate_missing" | "browser":
             fits, wanted = isinstance(value, bool), "on or off"
         case "sandbox_mechanism":
             fits, wanted = value is None or value in MECHANISMS, f"default, or one of {', '.join(MECHANISMS)}"
