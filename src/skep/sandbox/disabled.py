@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from skep.errors import SandboxDisabled
 from skep.sandbox.files import READ_LIMIT_BYTES, Change, Entry
-from skep.sandbox.limits import CommandLimits
 from skep.sandbox.recipe import Recipe
-from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
+from skep.sandbox.sandbox import Command, Process, Sandbox
 
 if TYPE_CHECKING:
     from skep.sandbox.egress.policy import Policy
@@ -48,19 +47,7 @@ class DisabledSandbox(Sandbox):
         """Say why there is nothing to run in."""
         raise SandboxDisabled(self._reason, hint=self._hint)
 
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User = "agent",
-        stdin: bool = False,
-        channel: bool = False,
-        terminal: Size | None = None,
-        timeout_s: float | None = None,
-        limits: CommandLimits | None = None,
-    ) -> Process:
+    async def start(self, command: Command, **_: Any) -> Process:
         self.refuse()
 
     async def alive(self) -> bool:

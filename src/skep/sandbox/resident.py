@@ -21,12 +21,13 @@ from skep.errors import InvalidRequest, SandboxLost, WorkspaceBusy
 from skep.sandbox.agent import HOLD, NETWORK, PAUSE, REFUSED, RELEASE, RESUME, Agent, Report, Spawn
 from skep.sandbox.cgroups import Group
 from skep.sandbox.claim import Owner
+from skep.sandbox.command import ENVIRONMENT, environment_of, rlimits, words
 from skep.sandbox.egress.gate import Passage, gate
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.former import Former
 from skep.sandbox.guest import Guest
 from skep.sandbox.inlet import connected
-from skep.sandbox.limits import CommandLimits, LimitName, Limits
+from skep.sandbox.limits import CommandLimits, LimitName
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
@@ -37,18 +38,7 @@ from skep.sandbox.watcher import Watcher, has_processes
 #: Ask the agent for its mount namespace, not that of its network.
 MOUNTS = 1
 
-ENVIRONMENT = {
-    "HOME": "/workspace",
-    "LANG": "C.UTF-8",
-    "LOGNAME": "agent",
-    "PATH": "/workspace/.venv/bin:/workspace/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
-    "SHELL": "/bin/bash",
-    "TMPDIR": "/tmp",
-    "USER": "agent",
-    "XDG_CACHE_HOME": "/cache",
-}
 _LIMIT_SIGNALS: dict[int, LimitName] = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "disk"}
-_ROOT_ENVIRONMENT = {"LOGNAME": "root", "USER": "root", "LD_PRELOAD": "/run/skep/fakeroot.so"}
 
 
 class Housing(Protocol):
@@ -110,8 +100,8 @@ class ResidentSandbox(Sandbox):
     ) -> Process:
         await self._settled.wait()
         spawn = Spawn(
-            argv=_argv(command),
-            env=self._environment(user, env, terminal),
+            argv=words(command),
+            env=environment_of(self._env, env, user=user, terminal=terminal),
             cwd=os.path.join("/workspace", cwd or ""),
             limits=self._rlimits if limits is None else self._rlimits_for(limits),
         )
@@ -231,12 +221,9 @@ class ResidentSandbox(Sandbox):
         self.files.close()
         await self._housing.end()
 
-    def _environment(self, user: User, env: Mapping[str, str] | None, terminal: Size | None) -> dict[str, str]:
-        extra = {"TERM": "xterm-256color"} if terminal else {}
-        return {**self._env, **extra, **(_ROOT_ENVIRONMENT if user == "root" else {}), **(env or {})}
-
     def _rlimits_for(self, command: CommandLimits) -> dict[int, tuple[int, int]]:
-        return rlimits(self.limits, command)
+        wanted = rlimits(self.limits, command).items()
+        return {kind: (_within(kind, soft), _within(kind, hard)) for kind, (soft, hard) in wanted}
 
     def _tally(self) -> tuple[int, int]:
         """Count how often something inside was ended for memory, and was refused another process."""
@@ -285,29 +272,6 @@ def _require_owner(folder: str, owner: Owner | None) -> None:
         raise InvalidRequest(
             f"the folder {folder!r} belongs to another user than its sandbox", hint="hand it over first"
         )
-
-
-def _argv(command: Command) -> list[str]:
-    argv = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
-    if not argv or not argv[0]:
-        raise InvalidRequest("the command is empty", hint="give a program to run")
-    return argv
-
-
-def rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int]]:
-    """Return what the kernel holds a command to, given its sandbox's limits and its own."""
-    wanted = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: command.file_bytes or sandbox.disk_bytes,
-        resource.RLIMIT_NOFILE: command.open_files or sandbox.open_files,
-        resource.RLIMIT_NPROC: command.processes or sandbox.processes,
-    }
-    if command.cpu_s is not None:
-        wanted[resource.RLIMIT_CPU] = command.cpu_s
-    if command.memory_bytes is not None:
-        wanted[resource.RLIMIT_AS] = command.memory_bytes
-    hard = {resource.RLIMIT_CPU: 1}  # the warning signal, then a second later the final one
-    return {kind: (_within(kind, value), _within(kind, value + hard.get(kind, 0))) for kind, value in wanted.items()}
 
 
 def _within(kind: int, value: int) -> int:

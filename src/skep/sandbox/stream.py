@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import ClassVar, Self
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox.agent import Spawn
+from skep.sandbox.command import ENVIRONMENT, FAKEROOT, environment_of, rlimits, words
 from skep.sandbox.limits import CommandLimits, Limits
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.recipe import Recipe
@@ -27,21 +28,8 @@ from skep.sandbox.twin.process import TwinProcess
 from skep.sandbox.twin.program import twin_program
 from skep.sandbox.twin.tunnel import TwinTunnel
 
-__all__ = ["ENVIRONMENT", "FAKEROOT", "PYTHON", "StreamSandbox", "twin_program"]
+__all__ = ["PYTHON", "StreamSandbox", "twin_program"]
 
-#: What a command finds, unless the mechanism says otherwise.
-ENVIRONMENT = {
-    "HOME": "/workspace",
-    "LANG": "C.UTF-8",
-    "LOGNAME": "agent",
-    "PATH": "/workspace/.venv/bin:/workspace/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
-    "SHELL": "/bin/bash",
-    "TMPDIR": "/tmp",
-    "USER": "agent",
-    "XDG_CACHE_HOME": "/cache",
-}
-#: Where the mechanism has put the library that makes a user look like root.
-FAKEROOT = "/run/skep/fakeroot.so"
 #: What runs the twin inside; its path and options follow.
 PYTHON = ("python3", "-I", "-S", "-u")
 _READY_S = 20.0
@@ -71,10 +59,11 @@ class StreamSandbox(Sandbox):
         self._conversation = conversation
         self._housing = housing
         self._env = {**environment, **recipe.env}
-        self._root_env = {"LOGNAME": "root", "USER": "root", "LD_PRELOAD": fakeroot}
+        self._fakeroot = fakeroot
         self._stopping: asyncio.Task[None] | None = None
         #: The house itself has halted everything, the twin too.
         self._resting = False
+        self._paused = False
         self._watching = asyncio.create_task(
             conversation.watch_over(housing.alive, resting=lambda: self._resting, patience_s=patience_s)
         )
@@ -128,8 +117,8 @@ class StreamSandbox(Sandbox):
         limits: CommandLimits | None = None,
     ) -> Process:
         spawn = Spawn(
-            argv=_argv(command),
-            env=self._environment(user, env, terminal),
+            argv=words(command),
+            env=environment_of(self._env, env, user=user, terminal=terminal, fakeroot=self._fakeroot),
             cwd=os.path.join("/workspace", cwd or ""),
             limits=self._rlimits(limits or CommandLimits()),
         )
@@ -164,6 +153,7 @@ class StreamSandbox(Sandbox):
         self._resting = await self._housing.pause()
         if not self._resting:
             await self._conversation.ask(wire.PAUSE)
+        self._paused = True
 
     async def resume(self) -> None:
         self._require_here()
@@ -171,6 +161,24 @@ class StreamSandbox(Sandbox):
         self._resting = False
         if not resumed:
             await self._conversation.ask(wire.RESUME)
+        self._paused = False
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Let nothing inside move for a while, though files can be reached; a house at rest is woken for it."""
+        if self._resting:
+            await self.resume()
+        await self._conversation.ask(wire.PAUSE)
+        try:
+            yield
+        finally:
+            if not self._paused and not self._conversation.lost.is_set():
+                await self._conversation.ask(wire.RESUME)
+
+    async def discard(self) -> None:
+        """Stop, and give up the place with all that is in it, though it was made to be kept."""
+        self._housing.forgo()
+        await self.stop()
 
     async def kill_all(self) -> None:
         await self._conversation.ask(wire.KILL_ALL)
@@ -189,29 +197,9 @@ class StreamSandbox(Sandbox):
         if self._conversation.lost.is_set():
             raise self._conversation.gone()
 
-    def _environment(self, user: User, env: Mapping[str, str] | None, terminal: Size | None) -> dict[str, str]:
-        extra = {"TERM": "xterm-256color"} if terminal else {}
-        return {**self._env, **extra, **(self._root_env if user == "root" else {}), **(env or {})}
-
     def _rlimits(self, command: CommandLimits) -> dict[int, tuple[int, int]]:
         """Return what the kernel inside holds a command to; the twin lowers each to what it has itself."""
         return rlimits(self.limits, command)
-
-
-def rlimits(sandbox: Limits, command: CommandLimits) -> dict[int, tuple[int, int]]:
-    """Return the limits of a command for a kernel that may be another than this one."""
-    wanted = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: command.file_bytes or sandbox.disk_bytes,
-        resource.RLIMIT_NOFILE: command.open_files or sandbox.open_files,
-        resource.RLIMIT_NPROC: command.processes or sandbox.processes,
-    }
-    if command.cpu_s is not None:
-        wanted[resource.RLIMIT_CPU] = command.cpu_s
-    if command.memory_bytes is not None:
-        wanted[resource.RLIMIT_AS] = command.memory_bytes
-    hard = {resource.RLIMIT_CPU: 1}  # the warning signal, then a second later the final one
-    return {kind: (value, value + hard.get(kind, 0)) for kind, value in wanted.items()}
 
 
 def _held(limits: Limits) -> bytes:
@@ -223,10 +211,3 @@ def _held(limits: Limits) -> bytes:
         "inodes": limits.inodes,
     }
     return json.dumps(held).encode()
-
-
-def _argv(command: Command) -> list[str]:
-    argv = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
-    if not argv or not argv[0]:
-        raise InvalidRequest("the command is empty", hint="give a program to run")
-    return argv
