@@ -1,7 +1,8 @@
 """What the documents show is what happens: examples run, links lead somewhere.
 
 In README.md and docs/guides, blocks marked `console` hold commands after `$ ` and their output, in which … stands
-for anything; they run one after the other in an empty home. Blocks marked `python` run. Blocks marked `json config`
+for anything; they run one after the other in an empty home, the first as a program of its own and the others as forks
+of one that is loaded. Blocks marked `python` run. Blocks marked `json config`
 are valid settings. In blocks marked `sh` each skep command must exist with its options.
 """
 
@@ -19,12 +20,14 @@ from typing import Any
 
 import pytest
 import typer
+from tests.docs.warm import warm
 
 from skep.cli.app import app
 from skep.config import Settings
 from skep.config.file import judge
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *GUIDES]
 EVERYTHING = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,6 +38,11 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 def blocks(document: Path, kind: str) -> list[str]:
     return [text for name, text in _BLOCK.findall(document.read_text()) if name.strip() == kind]
+
+
+def showing(kind: str) -> list[Path]:
+    """Return the documents with blocks of a kind."""
+    return [document for document in DOCUMENTS if blocks(document, kind)]
 
 
 def name_of(document: Path) -> str:
@@ -49,19 +57,24 @@ def commands(document: Path) -> Iterator[tuple[str, str]]:
             yield command, output
 
 
-def environment(home: Path) -> dict[str, str]:
-    scripts = Path(sys.executable).parent
+def environment(home: Path, scripts: Path = SCRIPTS) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "PYTHONPATH") if name in os.environ}
-    return {**kept, "HOME": str(home), "PATH": f"{scripts}:/usr/local/bin:/usr/bin:/bin"}
+    return {**kept, "HOME": str(home), "PATH": f"{scripts}:{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_console_examples_print_what_they_say(document: Path, tmp_path: Path) -> None:
-    for command, shown in commands(document):
+@pytest.fixture(scope="session")
+def warm_scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with warm(tmp_path_factory.mktemp("warm")) as scripts:
+        yield scripts
+
+
+@pytest.mark.parametrize("document", showing("console"), ids=name_of)
+def test_console_examples_print_what_they_say(document: Path, tmp_path: Path, warm_scripts: Path) -> None:
+    for number, (command, shown) in enumerate(commands(document)):
         ran = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
-            env=environment(tmp_path),
+            env=environment(tmp_path, warm_scripts if number else SCRIPTS),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -73,7 +86,7 @@ def test_console_examples_print_what_they_say(document: Path, tmp_path: Path) ->
         assert re.fullmatch(pattern, ran.stdout, re.DOTALL), f"$ {command}\n{ran.stdout}\nis not\n{shown}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("document", showing("python"), ids=name_of)
 def test_python_examples_run(document: Path, tmp_path: Path) -> None:
     for block in blocks(document, "python"):
         ran = subprocess.run(
@@ -88,7 +101,7 @@ def test_python_examples_run(document: Path, tmp_path: Path) -> None:
         assert ran.returncode == 0, f"{block}\n{ran.stderr}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("document", showing("json config"), ids=name_of)
 def test_settings_in_examples_are_valid(document: Path) -> None:
     for block in blocks(document, "json config"):
         assert isinstance(judge(block.encode()), Settings), judge(block.encode())
