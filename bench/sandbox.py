@@ -348,7 +348,7 @@ async def _made(count: int) -> list[Sandbox]:
 
 def _weight(sandbox: Sandbox) -> int:
     assert isinstance(sandbox, BubblewrapSandbox)
-    return sum(map(_proportional, _tree(sandbox._launcher.pid)))
+    return sum(map(_proportional, _tree(sandbox.launcher.pid)))
 
 
 def _tree(pid: int) -> Iterator[int]:
@@ -369,7 +369,7 @@ def _proportional(pid: int) -> int:
 def _charged(sandbox: Sandbox) -> int:
     """Return what the kernel charges a sandbox's control group with; nothing where there is none."""
     assert isinstance(sandbox, BubblewrapSandbox)
-    group = sandbox._launcher.group
+    group = sandbox.launcher.group
     match group.way:
         case "v2":
             return int(Path(group.folders[""][0], "memory.current").read_text())

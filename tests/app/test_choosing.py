@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.app.lodgings import apiary_of
 from tests.workspace.conftest import make_snapshot
 
 from skep.app.choosing import Chooser, Demand, choose, demand
@@ -132,7 +133,7 @@ async def test_a_hive_that_demands_more_than_there_is_gets_no_sandbox_and_its_wo
     async with open_sessions(program) as sessions:
         with pytest.raises(SandboxUnusable, match="isolation is namespaces, and kernel is demanded"):
             await sessions.resolve(hive, THREAD, account_id="bees")
-        apiary = sessions.computers._apiary  # type: ignore[attr-defined]
+        apiary = apiary_of(sessions)
         (workspace_id,) = apiary.ids()
         async with apiary.at(workspace_id).hold(workspace_id) as workspace:
             with pytest.raises(
@@ -179,7 +180,7 @@ async def test_the_workspace_of_a_hive_without_a_sandbox_can_be_kept_and_returne
         await computer.run("echo sown > bed")
     await configured(program, sandbox_enabled=False)
     async with open_sessions(program) as sessions:
-        apiary = sessions.computers._apiary  # type: ignore[attr-defined]
+        apiary = apiary_of(sessions)
         (workspace_id,) = apiary.ids()
         async with apiary.at(workspace_id).hold(workspace_id) as workspace:
             kept = await workspace.checkpoint()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.app.lodgings import apiary_of
 from tests.docker.daemon import Daemon, new_daemon
 from tests.workspace.conftest import make_snapshot
 
@@ -19,6 +20,7 @@ from skep.config import Paths, Settings
 from skep.errors import SandboxLost, WorkspaceBusy
 from skep.sandbox.erase import erase
 from skep.sandbox.mechanisms import usable
+from skep.workspace.workspace import Workspace
 
 needs_runsc = pytest.mark.skipif(not usable("gvisor").usable, reason="no runsc here: sudo apt-get install runsc")
 
@@ -51,16 +53,19 @@ async def test_a_workspace_goes_from_one_kernel_to_another_and_back_to_a_checkpo
         hive = await program.hives.create("garden", account_id="bees", actor="test")
         computer = await sessions.resolve(hive, THREAD, account_id="bees")
         assert "Linux version 4.4.0" in (await computer.run("cat /proc/version; echo sown > bed")).text
-        workspace = sessions.running()[0]._held
-        await workspace.checkpoint("kept")  # type: ignore[union-attr]
+        workspace = sessions.running()[0].held
+        assert isinstance(workspace, Workspace)
+        await workspace.checkpoint("kept")
         await computer.run("echo trampled > bed")
-        await workspace.rollback("kept")  # type: ignore[union-attr]
+        await workspace.rollback("kept")
         computer = await sessions.resolve(hive, THREAD, account_id="bees")
         assert (await computer.run("cat bed")).text == "sown\n"
         hive = await program.hives.configure(
             "garden", {"sandbox_mechanism": "bubblewrap"}, account_id="bees", actor="test"
         )
-        await sessions.running()[0]._held.stop()  # type: ignore[union-attr]
+        held = sessions.running()[0].held
+        assert held is not None
+        await held.stop()
         computer = await sessions.resolve(hive, THREAD, account_id="bees")
         assert "4.4.0" not in (found := (await computer.run("cat bed /proc/version; echo more >> bed")).text)
         assert found.startswith("sown\n")
@@ -90,7 +95,7 @@ async def test_a_second_process_is_told_that_the_sandbox_serves_one_alone(home: 
         await program.accounts.create("bees")
         hive = await program.hives.create("garden", account_id="bees", actor="test")
         await sessions.resolve(hive, THREAD, account_id="bees")
-        apiary = sessions.computers._apiary  # type: ignore[attr-defined]
+        apiary = apiary_of(sessions)
         (workspace_id,) = apiary.ids()
         with pytest.raises(WorkspaceBusy, match="a gvisor sandbox serves one process alone"):
             async with apiary.enter(workspace_id):

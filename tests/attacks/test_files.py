@@ -21,7 +21,7 @@ from tests.attacks.attack import DEADLINE_S, PYTHON, SECRET, Plain, outcome_in, 
 
 from skep.errors import Denied, InvalidRequest, LimitReached, SandboxUnusable, SkepError
 from skep.sandbox.binary import Bwrap
-from skep.sandbox.bubblewrap import draw_plan
+from skep.sandbox.bubblewrap import BubblewrapSandbox, draw_plan
 from skep.sandbox.limits import Limits
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Sandbox
@@ -344,9 +344,10 @@ async def test_folders_shut_to_their_owner_do_not_outlive_the_sandbox(tmp_path: 
         shutil.rmtree(shut, ignore_errors=True)
         assert shut.exists()
     shut.chmod(0o700)
-    sandbox = await Sandbox.create()
+    sandbox = await BubblewrapSandbox.start_from(Recipe())
     await sandbox.run("mkdir -p a/b/c && touch a/b/c/d && chmod 0 a/b/c a/b a && chmod 0 /workspace")
-    made = Path(sandbox._launcher.record.throwaway[0])  # type: ignore[attr-defined]
+    assert sandbox.launcher.record.throwaway is not None
+    made = Path(sandbox.launcher.record.throwaway[0])
     assert made.exists()
     await sandbox.stop()
     assert not made.exists()

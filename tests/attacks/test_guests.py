@@ -227,7 +227,7 @@ async def test_a_guest_cannot_change_a_command_while_the_agent_reads_it(
 
 async def _opened_by_agent(sandbox: BubblewrapSandbox) -> int:
     """Flood an agent with descriptors, and return how many more it has open afterwards."""
-    outer = sandbox._launcher.pid
+    outer = sandbox.launcher.pid
     (agent,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
     guest = await Guest.admitted(sandbox)
 

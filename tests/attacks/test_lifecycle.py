@@ -110,13 +110,13 @@ async def test_everything_dies_with_bwrap_itself(mark: str) -> None:
     wish = ("if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail", "if (0) fail")
     async with Weakened(agent=(wish,)).sandbox() as weak:
         await weak.start(["/bin/sh", "-c", "sleep 60", mark])
-        os.kill(weak._launcher.pid, signal.SIGKILL)
+        os.kill(weak.launcher.pid, signal.SIGKILL)
         assert not await _gone(mark, within_s=0.4)
     assert await _gone(mark)
     async with await Sandbox.create() as sandbox:
         assert isinstance(sandbox, BubblewrapSandbox)
         process = await sandbox.start(["/bin/sh", "-c", "sleep 60", mark])
-        os.kill(sandbox._launcher.pid, signal.SIGKILL)
+        os.kill(sandbox.launcher.pid, signal.SIGKILL)
         assert await _gone(mark)
         with pytest.raises(SandboxLost):
             await asyncio.wait_for(process.wait(), 2)
@@ -141,7 +141,7 @@ async def test_no_call_waits_for_a_sandbox_that_is_dead(doing: str, sandbox: San
             call = asyncio.ensure_future((await sandbox.shell()).run("sleep 60"))
     done, _ = await asyncio.wait([call], timeout=0.3)
     assert not done
-    os.kill(sandbox._launcher.pid, signal.SIGKILL)
+    os.kill(sandbox.launcher.pid, signal.SIGKILL)
     done, _ = await asyncio.wait([call], timeout=2.0)
     assert done
     assert call.exception() is None or isinstance(call.exception(), SandboxLost)

@@ -55,7 +55,7 @@ async def with_mounts_by(
     """Start a sandbox and show folders in it by another `skep-mount` than ours."""
     async with await BubblewrapSandbox.start_from(Recipe(stack=stacked)) as sandbox:
         namespace = await sandbox._agent.ask(NETWORK, MOUNTS)
-        await lay(namespace.fd, None, mounts, owner=sandbox._launcher.owner, program=program)
+        await lay(namespace.fd, None, mounts, owner=sandbox.launcher.owner, program=program)
         namespace.without_fd()
         yield sandbox
 

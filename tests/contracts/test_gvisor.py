@@ -44,7 +44,7 @@ class TestGvisor(SandboxContract):
     async def destroy(self, sandbox: Sandbox) -> None:
         """Kill gVisor's kernel, as the host's out-of-memory killer might."""
         assert isinstance(sandbox, StreamSandbox)
-        house = sandbox._housing
+        house = sandbox.housing
         assert isinstance(house, House)
         os.kill(_kernel(house), signal.SIGKILL)
 

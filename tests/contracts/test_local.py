@@ -82,8 +82,8 @@ class TestLocal(SandboxContract):
 
     async def destroy(self, sandbox: Sandbox) -> None:
         """Kill the twin, as the machine's out-of-memory killer might."""
-        assert isinstance(sandbox, LocalSandbox) and isinstance(sandbox._housing, Process)
-        guard = sandbox._housing._process.pid
+        assert isinstance(sandbox, LocalSandbox) and isinstance(sandbox.housing, Process)
+        guard = sandbox.housing.pid
         (twin,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
         os.kill(int(twin), signal.SIGKILL)
 

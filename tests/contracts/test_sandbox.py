@@ -16,7 +16,7 @@ from skep.testing import MakeSandbox, SandboxContract
 def kill_first_process(sandbox: Sandbox) -> None:
     """Kill the first process inside, as the host's out-of-memory killer might."""
     assert isinstance(sandbox, BubblewrapSandbox)
-    outer = sandbox._launcher.pid
+    outer = sandbox.launcher.pid
     (inner,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
     os.kill(int(inner), signal.SIGKILL)
 

@@ -33,9 +33,9 @@ class TestStream(SandboxContract):
     async def destroy(self, sandbox: Sandbox) -> None:
         """Kill the machine, as an accident would."""
         assert isinstance(sandbox, StreamSandbox)
-        machine = sandbox._housing
+        machine = sandbox.housing
         assert isinstance(machine, Machine) and isinstance(machine.sandbox, BubblewrapSandbox)
-        os.kill(machine.sandbox._launcher.pid, signal.SIGKILL)
+        os.kill(machine.sandbox.launcher.pid, signal.SIGKILL)
 
 
 class TestArmoured(StreamPromises):

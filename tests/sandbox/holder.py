@@ -64,7 +64,7 @@ class Holder:
 
 def _kill_agent(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, BubblewrapSandbox)
-    outer = sandbox._launcher.pid
+    outer = sandbox.launcher.pid
     (inner,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
     os.kill(int(inner), signal.SIGKILL)
 

@@ -80,7 +80,7 @@ class Traces:
 
     def keep(self, sandbox: Sandbox) -> None:
         assert isinstance(sandbox, BubblewrapSandbox)
-        launcher = sandbox._launcher
+        launcher = sandbox.launcher
         self.paths.add(launcher.record.path)
         self.paths.update(Path(folder) for folder, _ in launcher.group.folders.values())
         if launcher.record.throwaway is not None:

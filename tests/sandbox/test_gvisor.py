@@ -38,7 +38,7 @@ async def main():
     if sys.argv[1] == "forked" and os.fork() == 0:
         os.close(1)
         time.sleep(60)
-    print(sandbox.id, sandbox._housing.pid, flush=True)
+    print(sandbox.id, sandbox.housing.pid, flush=True)
     await asyncio.sleep(1000)
 
 asyncio.run(main())
@@ -60,8 +60,8 @@ def gvisor(folder: Path | None = None, **options: object) -> Creation:
 
 def house_of(sandbox: Sandbox) -> House:
     assert isinstance(sandbox, StreamSandbox)
-    assert isinstance(sandbox._housing, House)
-    return sandbox._housing
+    assert isinstance(sandbox.housing, House)
+    return sandbox.housing
 
 
 def part(sandbox: Sandbox, name: str) -> int:

@@ -93,7 +93,7 @@ async def test_a_container_that_is_killed_is_lost_soon(engine: RunscDaemon) -> N
     waiting = asyncio.ensure_future(sandbox.run("sleep 1000"))
     await sandbox.run("true")
     assert isinstance(sandbox, StreamSandbox)
-    house = sandbox._housing
+    house = sandbox.housing
     assert isinstance(house, Container)
     await house.engine.ask(lambda api: api.kill(house.name))
     with pytest.raises(SandboxLost):

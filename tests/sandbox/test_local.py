@@ -139,7 +139,7 @@ async def main():
     job = await sandbox.background(daemon + " exec sleep 1000")
     while not (await sandbox.run("cat daemon")).stdout:
         pass
-    pids = [job.process.pid, int(await sandbox.files.read("daemon")), sandbox._housing._process.pid]
+    pids = [job.process.pid, int(await sandbox.files.read("daemon")), sandbox.housing.pid]
     print(json.dumps(pids), flush=True)
     await job.wait()
 

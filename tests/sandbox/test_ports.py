@@ -253,7 +253,7 @@ async def test_a_lost_sandbox_ends_its_exposures_within_two_seconds(how: str) ->
             await sandbox.stop()
         else:
             assert isinstance(sandbox, BubblewrapSandbox)
-            os.kill(sandbox._launcher.pid, signal.SIGKILL)
+            os.kill(sandbox.launcher.pid, signal.SIGKILL)
         async with asyncio.timeout(2):
             assert await reader.read() == b""
 

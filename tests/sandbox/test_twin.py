@@ -32,8 +32,8 @@ async def sandbox() -> AsyncIterator[StreamSandbox]:
 
 
 def machine(sandbox: StreamSandbox) -> Sandbox:
-    assert isinstance(sandbox._housing, Machine)
-    return sandbox._housing.sandbox
+    assert isinstance(sandbox.housing, Machine)
+    return sandbox.housing.sandbox
 
 
 def test_the_program_is_the_same_each_time_and_python_3_9_can_read_it() -> None:

@@ -85,11 +85,13 @@ async def test_measuring_does_not_resume_what_somebody_paused(sandbox: Sandbox) 
 
 
 async def test_a_watcher_ends_with_its_sandbox(sandbox: Sandbox) -> None:
+    before = asyncio.all_tasks()
     await sandbox.run("true")
+    watching = asyncio.all_tasks() - before
+    assert watching
     await sandbox.stop()
-    task = sandbox._watcher._task  # type: ignore[attr-defined]
-    await asyncio.wait([task], timeout=2)
-    assert task.done()
+    _, left = await asyncio.wait(watching, timeout=2)
+    assert not left
 
 
 async def _there(sandbox: Sandbox) -> bool:

@@ -58,7 +58,8 @@ class Lodgings:
         on_made: Made = _tell_nobody,
         extras: Extras | None = None,
     ) -> None:
-        self._apiary = apiary
+        #: Where the workspaces are.
+        self.apiary = apiary
         self._find_hive = find_hive
         self._tell = tell
         self._on_made = on_made
@@ -80,11 +81,11 @@ class Lodgings:
                 task.add_done_callback(lambda _: self._leaving.pop(workspace.id))
             return {}
 
-        self._apiary.acts["leave"] = act
+        self.apiary.acts["leave"] = act
 
     async def condition(self, session: Session) -> Condition:
-        workspaces = self._apiary.workspaces
-        await take_over(self._apiary, session)
+        workspaces = self.apiary.workspaces
+        await take_over(self.apiary, session)
         match workspaces.register.condition(session.id):
             case "missing":
                 return "damaged" if session.id in await asyncio.to_thread(workspaces.lost) else "missing"
@@ -94,7 +95,7 @@ class Lodgings:
                 return "ready" if await asyncio.to_thread(self._is_whole, session) else "damaged"
 
     def _is_whole(self, session: Session) -> bool:
-        workspaces = self._apiary.workspaces
+        workspaces = self.apiary.workspaces
         try:
             manifest = workspaces.show(session.id)
             _check_labels(session, manifest)
@@ -105,7 +106,7 @@ class Lodgings:
 
     async def make(self, session: Session) -> None:
         shown = await self._shown(session)
-        made = await self._apiary.settle(session.id, shown, labels=labels(session), tell=self._tell)
+        made = await self.apiary.settle(session.id, shown, labels=labels(session), tell=self._tell)
         if made is not None:
             await self._on_made(session, made)
 
@@ -113,7 +114,7 @@ class Lodgings:
         household = self._households.get(session.hive_id)
         if household is None:
             hive = await self._find_hive(session)
-            household = Household(self._apiary.home, hive.id, hive.account_id, hive.name)
+            household = Household(self.apiary.home, hive.id, hive.account_id, hive.name)
             self._households[hive.id] = household
         await asyncio.to_thread(household.settle)
         return household.mounts()
@@ -121,8 +122,8 @@ class Lodgings:
     @asynccontextmanager
     async def hold(self, session: Session) -> AsyncIterator[Workspace]:
         extras, shown = self._extras, _shown(await self._shown(session))
-        network = self._apiary.network_for(session.id, extras.allow)
-        held = self._apiary.at(session.id).hold(session.id, network=network, mounts=extras.mounts)
+        network = self.apiary.network_for(session.id, extras.allow)
+        held = self.apiary.at(session.id).hold(session.id, network=network, mounts=extras.mounts)
         async with held as workspace:
             _check_labels(session, workspace.manifest)
             if workspace.manifest.shown != shown:  # the home has moved, or it came from elsewhere
@@ -131,9 +132,9 @@ class Lodgings:
 
     @asynccontextmanager
     async def join(self, session: Session) -> AsyncIterator[Sandbox]:
-        _check_labels(session, self._apiary.workspaces.show(session.id))
+        _check_labels(session, self.apiary.workspaces.show(session.id))
         self._refuse_extras(session)
-        async with self._apiary.at(session.id).join(session.id) as sandbox:
+        async with self.apiary.at(session.id).join(session.id) as sandbox:
             yield sandbox
 
     def _refuse_extras(self, session: Session) -> None:
@@ -147,11 +148,11 @@ class Lodgings:
 
     async def hand_over(self, session: Session) -> None:
         with suppress(NobodyHome):
-            await call(self._apiary.workspaces.register.path(session.id), {"act": "leave"})
+            await call(self.apiary.workspaces.register.path(session.id), {"act": "leave"})
 
     async def mend(self, session: Session) -> Mended:
         """Repair from the manifest and the snapshot, else return to a checkpoint, else to an archive."""
-        if self._apiary.workspaces.register.condition(session.id) == "plain":
+        if self.apiary.workspaces.register.condition(session.id) == "plain":
             await self.make(session)
             return Mended(("took in a plain folder as the workspace",))
         done, lost = await self._repair(session)
@@ -166,12 +167,12 @@ class Lodgings:
 
     async def _repair(self, session: Session) -> tuple[tuple[str, ...], tuple[str, ...]]:
         lost: tuple[str, ...] = ()
-        repaired = await self._apiary.repair(session.id, tell=self._tell)
+        repaired = await self.apiary.repair(session.id, tell=self._tell)
         if not await asyncio.to_thread(self._is_whole, session):
             with suppress(WorkspaceDamaged, NotFound):
-                back = await self._apiary.step_back(session.id)
+                back = await self.apiary.step_back(session.id)
                 lost = back.lost() if back is not None else ()
-                again = await self._apiary.repair(session.id, tell=self._tell)
+                again = await self.apiary.repair(session.id, tell=self._tell)
                 repaired = replace(again, done=(*repaired.done, *again.done))
         return repaired.done, (*lost, *(finding.message for finding in repaired.left))
 
@@ -182,34 +183,34 @@ class Lodgings:
             return Mended(done, lost)
         aside = f"{session.id}-{secrets.token_hex(4)}"
         with suppress(NotFound):
-            await self._apiary.rehouse(session.id, aside, labels={})
+            await self.apiary.rehouse(session.id, aside, labels={})
             done = (*done, f"kept what is left of it as the workspace {aside}")
         await self.unarchive(session, version)
         return Mended((*done, f"restored it from the archive {version}"), (f"everything since {version} was saved",))
 
     async def _newest_archive(self, session: Session) -> str | None:
-        found = await self._apiary.archive().list(session.id)
+        found = await self.apiary.archive().list(session.id)
         return max(found, key=lambda one: one.saved_at).version if found else None
 
     async def save(self, session: Session) -> str:
-        _check_labels(session, self._apiary.workspaces.show(session.id))
-        return (await self._apiary.put_away(session.id)).version
+        _check_labels(session, self.apiary.workspaces.show(session.id))
+        return (await self.apiary.put_away(session.id)).version
 
     async def free(self, session: Session) -> None:
         with suppress(NotFound):
-            _check_labels(session, self._apiary.workspaces.show(session.id))
-            await self._apiary.destroy(session.id, archived=False)
+            _check_labels(session, self.apiary.workspaces.show(session.id))
+            await self.apiary.destroy(session.id, archived=False)
 
     async def unarchive(self, session: Session, archive: str) -> None:
         shown = await self._shown(session)
-        await self._apiary.bring_back(session.id, version=archive, shown=shown, labels=labels(session))
+        await self.apiary.bring_back(session.id, version=archive, shown=shown, labels=labels(session))
 
     async def destroy(self, session: Session) -> None:
         with suppress(WorkspaceDamaged):  # what is left goes too
             await self.free(session)
-        await asyncio.to_thread(self._apiary.workspaces.discard, session.id)
+        await asyncio.to_thread(self.apiary.workspaces.discard, session.id)
         with suppress(NotFound):
-            await self._apiary.archive().delete(session.id)
+            await self.apiary.archive().delete(session.id)
 
 
 async def take_over(apiary: Apiary, session: Session) -> None:

@@ -45,7 +45,8 @@ class BubblewrapSandbox(ResidentSandbox):
         self, recipe: Recipe, launcher: Launcher, agent: Agent, files: Tree, passage: Passage | None = None
     ) -> None:
         super().__init__(recipe, launcher, agent, files, passage)
-        self._launcher = launcher
+        #: The process outside that holds everything inside, with its control group and record.
+        self.launcher = launcher
 
     @classmethod
     async def start_from(cls, recipe: Recipe, *, plan: Plan | None = None, spares: bool = True) -> BubblewrapSandbox:

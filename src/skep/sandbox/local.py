@@ -90,6 +90,11 @@ class Process(Housing):
         self._process = process
         self._places = places
 
+    @property
+    def pid(self) -> int:
+        """The process on this machine that watches over the twin, its child."""
+        return self._process.pid
+
     async def alive(self) -> bool:
         return self._process.poll() is None
 

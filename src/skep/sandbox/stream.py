@@ -57,7 +57,8 @@ class StreamSandbox(Sandbox):
         self.limits = recipe.limits
         self.files: TwinFiles = TwinFiles(conversation)
         self._conversation = conversation
-        self._housing = housing
+        #: What the mechanism keeps around the twin: a process, a container, a machine.
+        self.housing = housing
         self._env = {**environment, **recipe.env}
         self._fakeroot = fakeroot
         self._stopping: asyncio.Task[None] | None = None
@@ -133,7 +134,7 @@ class StreamSandbox(Sandbox):
         )
 
     async def alive(self) -> bool:
-        return not self._conversation.lost.is_set() and await self._housing.alive()
+        return not self._conversation.lost.is_set() and await self.housing.alive()
 
     async def occupied(self) -> bool:
         return await count(self._conversation) > 0
@@ -144,20 +145,20 @@ class StreamSandbox(Sandbox):
     async def connect(self, port: int) -> socket.socket:
         if not 0 < port < 65536:
             raise InvalidRequest(f"{port} is not a port", hint="use a number from 1 to 65535")
-        if (direct := await self._housing.connect(port)) is not None:
+        if (direct := await self.housing.connect(port)) is not None:
             return direct
         return await TwinTunnel.open(self._conversation, port)
 
     async def pause(self) -> None:
         self._require_here()
-        self._resting = await self._housing.pause()
+        self._resting = await self.housing.pause()
         if not self._resting:
             await self._conversation.ask(wire.PAUSE)
         self._paused = True
 
     async def resume(self) -> None:
         self._require_here()
-        resumed = await self._housing.resume()
+        resumed = await self.housing.resume()
         self._resting = False
         if not resumed:
             await self._conversation.ask(wire.RESUME)
@@ -177,7 +178,7 @@ class StreamSandbox(Sandbox):
 
     async def discard(self) -> None:
         """Stop, and give up the place with all that is in it, though it was made to be kept."""
-        self._housing.forgo()
+        self.housing.forgo()
         await self.stop()
 
     async def kill_all(self) -> None:
@@ -191,7 +192,7 @@ class StreamSandbox(Sandbox):
     async def _stop(self) -> None:
         self._watching.cancel()
         await self._conversation.close()
-        await self._housing.end()
+        await self.housing.end()
 
     def _require_here(self) -> None:
         if self._conversation.lost.is_set():

@@ -34,7 +34,7 @@ class Live:
     ) -> None:
         self.session = session
         self.sandbox = sandbox
-        self._held = held
+        self.held = held
         self._ending = ending
         self._now = now
         self._uses = 0
@@ -50,7 +50,7 @@ class Live:
 
     @property
     def joined(self) -> bool:
-        return self._held is None
+        return self.held is None
 
     @contextmanager
     def used(self) -> Iterator[Sandbox]:
@@ -114,9 +114,9 @@ class Live:
 
     async def restart(self) -> None:
         """End the sandbox and start another over the same workspace."""
-        if self._held is not None:
-            await self._held.stop()
-            self.sandbox = await self._held.sandbox()
+        if self.held is not None:
+            await self.held.stop()
+            self.sandbox = await self.held.sandbox()
             self.shells.clear()
             await self._close_contexts()
 
@@ -125,8 +125,8 @@ class Live:
 
         Processes that have joined lose it, unless it is to be `patient`: then they are waited for.
         """
-        if self._held is not None and not patient:
-            await self._held.leave()
+        if self.held is not None and not patient:
+            await self.held.leave()
         await self._ending.aclose()
         await self._close_contexts()
 

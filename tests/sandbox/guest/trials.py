@@ -118,7 +118,7 @@ def folder(sandbox: Sandbox) -> Path | None:
     from skep.sandbox.bubblewrap import BubblewrapSandbox
 
     assert isinstance(sandbox, BubblewrapSandbox)
-    folders = [Path(path) for path, _ in sandbox._launcher.group.folders.values()]
+    folders = [Path(path) for path, _ in sandbox.launcher.group.folders.values()]
     return folders[0] if folders else None
 
 
