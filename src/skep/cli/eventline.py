@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from skep.cli.terminal import console, printable
+from skep.state.wire import as_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -14,20 +15,6 @@ if TYPE_CHECKING:
     from skep.state.events import Recorded
 
 _COLOURS = {"prompted": "cyan", "replied": "green", "failed": "red", "noted": "yellow"}
-
-
-def as_json(recorded: Recorded) -> dict[str, Any]:
-    return {
-        "hive": recorded.hive_id,
-        "seq": recorded.seq,
-        "at": recorded.at.isoformat().replace("+00:00", "Z"),
-        "actor": recorded.actor,
-        "account": recorded.account_id,
-        "task": recorded.task_id,
-        "type": recorded.event.type,
-        "body": recorded.event.model_dump(mode="json", exclude={"type", "v"}),
-        "hash": recorded.hash.hex(),
-    }
 
 
 def gist(recorded: Recorded) -> str:

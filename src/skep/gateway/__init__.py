@@ -1,0 +1,1 @@
+"""HTTP in, events out. FastAPI is loaded with `skep.gateway.api` and by nothing else."""
