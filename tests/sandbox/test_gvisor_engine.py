@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docker.daemon import Daemon, require_docker
+from tests.docker.daemon import Daemon
+from tests.docker.runsc import RunscDaemon, engine
 
 from skep.errors import SandboxLost, SandboxUnusable
 from skep.sandbox.creation import Creation
 from skep.sandbox.gvisor.engine import Container
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stream import StreamSandbox
+
+__all__ = ["engine"]
 
 SOON_S = 2.0
 CONTROLLER = """
@@ -37,28 +36,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-class RunscDaemon(Daemon):
-    """An engine that knows runsc."""
-
-    def _arguments(self) -> list[str]:
-        runtime = {"path": shutil.which("runsc", path="/usr/local/bin:/usr/bin"), "runtimeArgs": ["--network=none"]}
-        (self.folder / "daemon.json").write_text(json.dumps({"runtimes": {"runsc": runtime}}))
-        return [f"--config-file={self.folder}/daemon.json", *super()._arguments()]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RunscDaemon]:
-    require_docker()
-    if shutil.which("runsc", path="/usr/local/bin:/usr/bin") is None:
-        pytest.skip("there is no runsc: sudo apt-get install runsc")
-    daemon = RunscDaemon(Path(tempfile.mkdtemp(prefix="skep-gv-", dir="/tmp")))
-    try:
-        daemon.start()
-        yield daemon
-    finally:
-        daemon.remove()
 
 
 def gvisor(engine: Daemon, folder: Path | None = None, **options: object) -> Creation:
