@@ -1,0 +1,1 @@
+"""Carry one prompt to one reply: durably, and healed on the way."""
