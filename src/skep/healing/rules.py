@@ -1,0 +1,156 @@
+"""Tier 1: rules that need no model. The first row that fits decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skep.healing.failure import Failure, FailureKind
+from skep.healing.history import History, Options
+from skep.healing.remedies import (
+    BackOff,
+    Compact,
+    DoubleTimeout,
+    InstructStricter,
+    OfferInstall,
+    Remedy,
+    ResolveAgain,
+    RetryNow,
+    SwitchProvider,
+    UseFallbackTool,
+)
+
+#: How often the same may be tried in a row, before a step has gone well.
+BACK_OFFS = 6
+RESOLVES = 2
+LONGEST_BACK_OFF_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A failure, with all that a rule may look at."""
+
+    failure: Failure
+    history: History
+    options: Options
+
+    @property
+    def tool(self) -> str:
+        return self.failure.tool or ""
+
+    @property
+    def wait_s(self) -> float:
+        """How long to leave a provider alone: as long as it asks for, else ever longer."""
+        if self.failure.retry_after_s is not None:
+            return max(0.0, self.failure.retry_after_s)
+        return min(LONGEST_BACK_OFF_S, 2.0 ** self.history.lately(BackOff))
+
+    @property
+    def other_provider(self) -> str | None:
+        """The best provider that is neither the one that failed nor one that is avoided already."""
+        out = {self.failure.provider, *self.history.avoided}
+        return next((one for one in self.options.providers if one not in out), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: for failures of these kinds, and where it holds, the remedy. `means` is the row in words."""
+
+    name: str
+    kinds: tuple[FailureKind, ...]
+    means: str
+    when: Callable[[Case], bool]
+    remedy: Callable[[Case], Remedy]
+
+    def fits(self, case: Case) -> bool:
+        return case.failure.kind in self.kinds and self.when(case)
+
+
+def _in_time(case: Case) -> bool:
+    return case.options.seconds_left is None or case.wait_s < case.options.seconds_left
+
+
+def _wants_rest(case: Case) -> bool:
+    """Tell a provider that says when to come back, or that only limits rates, from one that is in trouble."""
+    return case.failure.kind == "rate_limit" or case.failure.retry_after_s is not None
+
+
+def _switch(case: Case) -> SwitchProvider:
+    return SwitchProvider(avoid=case.failure.provider or "", use=case.other_provider or "")
+
+
+def _stricter(case: Case) -> InstructStricter:
+    return InstructStricter(
+        "Your last answer could not be used: "
+        f"{' '.join(case.failure.message.split())[:600]}\n"
+        "Answer with one JSON value that has exactly the form asked for: no text before or after it, no code fence, "
+        "no field that is not in the schema, none left out."
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "tool_timeout",
+        ("tool_timeout",),
+        "the first time that a tool runs out of time: double that tool's timeout",
+        lambda case: bool(case.tool) and case.tool not in case.history.doubled,
+        lambda case: DoubleTimeout(case.tool),
+    ),
+    Rule(
+        "rate_limit",
+        ("rate_limit", "overloaded"),
+        "a rate limit, or an overload that says when it ends, up to 6 times in a row and within the task's time: wait "
+        "as long as Retry-After says, else min(60, 2^n) s",
+        lambda case: _wants_rest(case) and case.history.lately(BackOff) < BACK_OFFS and _in_time(case),
+        lambda case: BackOff(case.wait_s),
+    ),
+    Rule(
+        "invalid_output",
+        ("invalid_output",),
+        "structured output that does not fit its schema, once in a row: a stricter instruction with the schema's error",
+        lambda case: not case.history.lately(InstructStricter),
+        _stricter,
+    ),
+    Rule(
+        "empty_result",
+        ("empty_result",),
+        "a tool that comes back with nothing and has a fallback: the fallback",
+        lambda case: case.tool in case.options.fallbacks and case.tool not in case.history.replaced,
+        lambda case: UseFallbackTool(case.tool, instead=case.options.fallbacks[case.tool]),
+    ),
+    Rule(
+        "circuit_open",
+        ("circuit_open",),
+        "a provider whose circuit is open, with another one configured: switch to that",
+        lambda case: case.failure.provider is not None and case.other_provider is not None,
+        _switch,
+    ),
+    Rule(
+        "transient",
+        ("server_error", "overloaded", "timeout", "cut", "malformed"),
+        "an answer of 5xx, none in time, or a broken one, once in a row: try again at once",
+        lambda case: not case.history.lately(RetryNow),
+        lambda _: RetryNow(),
+    ),
+    Rule(
+        "sandbox_lost",
+        ("sandbox_lost",),
+        "a sandbox that died, up to twice in a row: resolve the session anew and try again",
+        lambda case: case.history.lately(ResolveAgain) < RESOLVES,
+        lambda _: ResolveAgain(),
+    ),
+    Rule(
+        "context_overflow",
+        ("context_overflow",),
+        "a conversation that no longer fits the model, once in a row: make it shorter and go on",
+        lambda case: not case.history.lately(Compact),
+        lambda _: Compact(),
+    ),
+    Rule(
+        "missing_package",
+        ("missing_package",),
+        "a package that is not installed, the first time: offer to install it",
+        lambda case: bool({*case.failure.python, *case.failure.node} - case.history.offered),
+        lambda case: OfferInstall(case.failure.python, case.failure.node),
+    ),
+)
