@@ -1,0 +1,1 @@
+"""What an agent may do: rulings on acts before they run."""

@@ -1,0 +1,51 @@
+"""Rule on an act before it runs: what stays inside is allowed, what reaches out is asked for, the rest is denied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: How far an act goes: it stays in the sandbox, it reaches beyond it, or it speaks to the person.
+Reach = Literal["inside", "outside", "person"]
+Verdict = Literal["allow", "ask", "deny"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wants to do; `summary` is one line for whoever decides."""
+
+    tool: str
+    reach: Reach
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What was decided, and why."""
+
+    verdict: Verdict
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a person has decided in advance, by the names of tools; a denial wins."""
+
+    may_reach_out: frozenset[str] = frozenset()
+    denied: frozenset[str] = frozenset()
+
+
+def rule(asked: Asked, policy: Policy) -> Ruling:
+    """Decide about one act. What no rule knows is denied."""
+    if asked.tool in policy.denied:
+        return Ruling("deny", f"the policy denies {asked.tool}")
+    match asked.reach:
+        case "inside":
+            return Ruling("allow", "it stays inside the sandbox")
+        case "person":
+            return Ruling("allow", "it only speaks to the person")
+        case "outside" if asked.tool in policy.may_reach_out:
+            return Ruling("allow", f"the policy lets {asked.tool} reach out")
+        case "outside":
+            return Ruling("ask", f"{asked.tool} reaches beyond the sandbox")
+    return Ruling("deny", f"no rule knows {asked.tool}")  # type: ignore[unreachable]  # what is typed may still arrive
