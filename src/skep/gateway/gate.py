@@ -67,9 +67,7 @@ class Gate:
             async with asyncio.timeout(self._bounds.body_s):
                 return await self._whole(receive)
         except TimeoutError:
-            raise TooSlow(
-                f"the body was not there after {self._bounds.body_s:g} s", hint="send it in one go"
-            ) from None
+            raise TooSlow(f"the body was not there after {self._bounds.body_s:g} s", hint="send it in one go") from None
 
     async def _whole(self, receive: Receive) -> bytes:
         body, more = bytearray(), True
@@ -85,7 +83,9 @@ class Gate:
 
     def _too_large(self) -> TooLarge:
         most = self._bounds.body_bytes
-        return TooLarge(f"the body has more than {most:,} bytes", hint="send large things as files: skep session attach")
+        return TooLarge(
+            f"the body has more than {most:,} bytes", hint="send large things as files: skep session attach"
+        )
 
 
 def _check_origin(headers: Headers) -> None:

@@ -1,0 +1,41 @@
+"""The events of a task as server-sent events, whose ids are the numbers in the hive's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from skep.errors import InvalidRequest
+from skep.state.wire import as_json
+from skep.tasks.task import Task
+from skep.tasks.tasks import Tasks
+
+#: How often a line that means nothing is sent, so that whoever is between does not give the connection up.
+PING_S = 15
+#: How long a client may take to read before it is given up: what it has not seen, it finds by its last id.
+SEND_S = 30.0
+LARGEST_SEQ = 2**53
+
+
+def stream(tasks: Tasks, task: Task, *, after: int) -> EventSourceResponse:
+    """Send what happened in a task after that number, then what happens, until the task has ended."""
+    return EventSourceResponse(_messages(tasks, task, after), ping=PING_S, send_timeout=SEND_S, sep="\n")
+
+
+async def _messages(tasks: Tasks, task: Task, after: int) -> AsyncIterator[ServerSentEvent]:
+    async with aclosing(tasks.follow(task, after=after)) as events:
+        async for recorded in events:
+            data = json.dumps(as_json(recorded), ensure_ascii=False, separators=(",", ":"))
+            yield ServerSentEvent(data=data, event=recorded.event.type, id=str(recorded.seq), sep="\n")
+
+
+def position(last_event_id: str | None, after: int) -> int:
+    """Say after which event to begin: the one that the client saw last, if it says so."""
+    if last_event_id is None:
+        return after
+    if not (last_event_id.isascii() and last_event_id.isdigit() and int(last_event_id[:20]) <= LARGEST_SEQ):
+        raise InvalidRequest("Last-Event-ID is not the id of an event", hint="send the number that came as id:")
+    return int(last_event_id)
