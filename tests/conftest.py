@@ -11,14 +11,16 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from tests import beside
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 SERVER = Path(__file__).with_name("postgres_server.py")
 START_S = 90
 FOLDER = pytest.StashKey[tuple[str, int]]()
+BESIDE = pytest.StashKey[Path]()
 
 
 # The same examples in every run, and nothing kept: the tree may belong to somebody else.
@@ -39,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose one folder and one process that PostgreSQL lives with, for this session and all its workers."""
     shared = getattr(config, "workerinput", {}).get("postgres")
     config.stash[FOLDER] = tuple(shared) if shared else (str(_folder()), os.getpid())
+    config.stash[BESIDE] = Path(f"{config.stash[FOLDER][0]}-beside")
+    if not shared:
+        config.add_cleanup(lambda: shutil.rmtree(config.stash[BESIDE], ignore_errors=True))
 
 
 def _folder() -> Path:
@@ -49,6 +55,23 @@ def _folder() -> Path:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: object) -> None:
     node.workerinput["postgres"] = node.config.stash[FOLDER]  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    beside.put_last(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # The process that hands out tests to workers has none of its own.
+    if not session.config.option.collectonly:
+        beside.start(session.config.stash[BESIDE], session.items)
+
+
+@pytest.fixture(scope="session")
+def found_beside(pytestconfig: pytest.Config) -> Callable[[str], beside.Ran]:
+    """Give how a program ended that runs beside the tests."""
+    return partial(beside.found, pytestconfig.stash[BESIDE])
 
 
 #: How much longer than its time limit a test may take to let go, before the process that runs it is given up.

@@ -1,49 +1,31 @@
 """The sandbox contract, kept by `local` with its gaps.
 
 The suite halts and kills all that it sees, and writes wherever it can: on a machine that somebody uses, without
-isolation, that is damage. So it runs in a world that can be thrown away, made with bubblewrap: a root that nobody
-writes, processes, memory and network of its own, an ordinary user. Outside that world each promise here is only what
-became of it there.
+isolation, that is damage. So it runs in a world that can be thrown away (`world.py`), and outside that world each
+promise here is only what became of it there.
 """
 
 from __future__ import annotations
 
-import fcntl
 import inspect
 import logging
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 from xml.etree import ElementTree
 
 import pytest
+from tests.beside import Ran
+from tests.contracts import world
+from tests.contracts.world import MARK, disposable
 
-from skep.sandbox.binary import Bwrap
 from skep.sandbox.limits import Limits
 from skep.sandbox.local import LocalSandbox, Process
 from skep.sandbox.sandbox import Sandbox
 from skep.testing import Gap, MakeSandbox, SandboxContract
-
-ROOT = Path(__file__).parent.parent.parent
-MARK = "SKEP_DISPOSABLE_WORLD"
-
-
-def disposable() -> bool:
-    """Say whether nothing here can be harmed."""
-    sealed = all(os.statvfs(place).f_flag & os.ST_RDONLY for place in ("/", "/etc", str(ROOT)))
-    first = Path("/proc/1/comm").read_text().strip()
-    networks = [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
-    own = first == "bwrap" and networks == ["lo"] and os.getuid() != 0
-    return os.environ.get(MARK) == "1" and sealed and own
-
 
 _NO_PLACE = Gap("paths are the machine's own: the workspace is the folder, and there is no /workspace or /cache")
 _NO_USER = Gap("commands are the caller's: there is no user `agent`")
@@ -89,49 +71,16 @@ class TestLocal(SandboxContract):
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ElementTree.Element]:
-    """Give what became of each promise in the world; one worker makes it, and the others wait."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    report = shared / "local-world.xml"
-    with (shared / "local-world.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not report.exists():
-            _run_in_world(report)
-    return {_plain(str(case.get("name"))): case for case in ElementTree.parse(report).iter("testcase")}
+def told(found_beside: Callable[[str], Ran]) -> dict[str, ElementTree.Element]:
+    """Give what became of each promise in the world."""
+    ran = found_beside(world.__name__)
+    assert ran.returncode == 0, ran.stderr
+    return {_plain(str(case.get("name"))): case for case in ElementTree.fromstring(ran.stdout).iter("testcase")}
 
 
 def _plain(name: str) -> str:
     """Return a test's name with single backslashes: pytest doubles them for each suite that has collected the test."""
     return re.sub(r"\\+", r"\\", name)
-
-
-def _run_in_world(report: Path) -> None:
-    words = ["-q", "-n", "2", "-p", "no:cacheprovider", "--junitxml", "/tmp/report.xml", f"{Path(__file__)}::TestLocal"]
-    with _world() as (folder, enter):
-        done = subprocess.run(
-            [*enter, sys.executable, "-m", "pytest", *words], capture_output=True, text=True, timeout=900
-        )
-        assert (folder / "report.xml").exists(), done.stdout[-5000:] + done.stderr[-5000:]
-        shutil.copyfile(folder / "report.xml", report)
-
-
-@contextmanager
-def _world() -> Iterator[tuple[Path, list[str]]]:
-    """Make a folder that is /tmp in the world, and give what to put before a command to run it there."""
-    folder = Path(tempfile.mkdtemp(prefix="skep-world-", dir="/tmp"))
-    folder.chmod(0o1777)
-    try:
-        yield folder, [
-            sys.executable, str(ROOT / "scripts/as-user"), str(Bwrap.find().path),
-            "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run", "--bind", str(folder), "/tmp",
-            "--ro-bind", str(ROOT), str(ROOT),  # it may lie below /tmp
-            "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin",
-            "--setenv", "HOME", "/tmp", "--setenv", "PYTHONDONTWRITEBYTECODE", "1", "--setenv", MARK, "1",
-            "--chdir", str(ROOT), "--",
-        ]  # fmt: skip
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _as_told(promise: Callable[..., None]) -> Callable[..., None]:
@@ -151,7 +100,7 @@ def _as_told(promise: Callable[..., None]) -> Callable[..., None]:
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in
                   ("self", "request", "told", *own)]  # fmt: skip
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    test.pytestmark = [*getattr(promise, "pytestmark", []), pytest.mark.timeout(900).mark]  # type: ignore[attr-defined]
+    test.pytestmark = list(getattr(promise, "pytestmark", []))  # type: ignore[attr-defined]
     return test
 
 

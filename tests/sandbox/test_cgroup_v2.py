@@ -5,49 +5,32 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.beside import Ran
+from tests.sandbox.guest import boot
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.guest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-MISSING = 3
 Said = dict[str, dict[str, Any]]
 EVERYTHING = ["cpu", "memory", "pids"]
 
 
 @pytest.fixture(scope="session")
-def guest(tmp_path_factory: pytest.TempPathFactory) -> Said:
+def guest(found_beside: Callable[[str], Ran]) -> Said:
     """Give what each trial in the guest found, by name. One guest serves all workers of the session."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with (shared / "guest.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        said = shared / "guest.json"
-        if not said.exists():
-            said.write_text(_boot(shared))
-        lines = [json.loads(line) for line in said.read_text().splitlines()]
-    return {line["trial"]: line for line in lines}
-
-
-def _boot(folder: Path) -> str:
-    logs = folder / "guest"
-    logs.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.sandbox.guest.boot", str(logs)]
-    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if ran.returncode == MISSING and not os.environ.get("CI"):
+    ran = found_beside(boot.__name__)
+    if ran.returncode == boot.MISSING and not os.environ.get("CI"):
         pytest.skip(ran.stderr.strip())
     if ran.returncode != 0:
         pytest.fail(f"the guest did not boot: {ran.stderr}")
-    return ran.stdout
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {line["trial"]: line for line in lines}
 
 
 @pytest.fixture

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import subprocess
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
+from tests.beside import Ran
 
 from skep.errors import Conflict, InvalidRequest, NotFound, SandboxLost
 from skep.sandbox.interpreter import Interpreter
@@ -19,8 +17,6 @@ from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.pool import InterpreterPool
 from skep.sandbox.results import Cell, Printed, Result
 from skep.sandbox.sandbox import Sandbox
-
-SCIENCE = Path(__file__).parents[1] / "science_environment.py"
 
 
 @pytest.fixture
@@ -36,9 +32,9 @@ async def interpreter(sandbox: Sandbox) -> AsyncIterator[Interpreter]:
 
 
 @pytest.fixture(scope="session")
-def science() -> str:
+def science(found_beside: Callable[[str], Ran]) -> str:
     """An environment on this machine with numpy, pandas and matplotlib."""
-    made = subprocess.run([sys.executable, str(SCIENCE)], capture_output=True, text=True, timeout=600, check=False)
+    made = found_beside("tests.science_environment")
     if made.returncode != 0:
         message = f"numpy, pandas and matplotlib cannot be had: {made.stderr.strip()[-500:]}"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)

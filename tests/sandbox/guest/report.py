@@ -12,7 +12,7 @@ END = "the end"
 #: The ordinary user of the guest.
 USER = 1000
 #: How long a trial may take before it counts as hung.
-TRIAL_S = 40
+TRIAL_S = 60
 
 
 def say(name: str, found: dict[str, Any]) -> None:
