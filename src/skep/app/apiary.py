@@ -116,6 +116,7 @@ class Apiary:
             settle=[packages.settle],
             acts={**packages.acts(self.indexes, self.snapshots.cache), "archive": self._archive_act, **self.acts},
             choose=self.chooser.for_workspace,
+            reach=self.chooser.reach,
         )
 
     def at(self, workspace_id: str) -> Furnished:

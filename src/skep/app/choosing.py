@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # most of these bring the database along, which a throwaway s
 Tell = Callable[[str], None]
 #: Why a mechanism does not do for what is needed, by what it lacks.
 _LACKS: dict[Feature, str] = {
-    "folder": "its sandboxes are elsewhere, and a workspace lies on this machine",
+    "folder": "it cannot hold the files of a workspace",
     "mounts": "it cannot show a folder that several write to",
     "network": "it cannot hold its sandboxes to a list of hosts",
 }
@@ -221,6 +221,10 @@ class Chooser:
         if hive is not None:
             await self._record(hive, choice)
         return choice
+
+    def reach(self, name: str) -> dict[str, Any]:
+        """Say how a mechanism is reached on whose machine files of a workspace still are, chosen or not."""
+        return options(self.settings, self._keys, name)
 
     async def _record(self, hive: Hive, choice: Choice) -> None:
         from skep.sessions.ledger import ACTOR

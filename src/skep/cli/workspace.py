@@ -79,6 +79,8 @@ async def _owners(program: Program) -> dict[str, str]:
 
 def _row(manifest: Manifest, hives: dict[str, str]) -> tuple[str, ...]:
     checkpoints, state = str(len(manifest.checkpoints)), "suspended" if manifest.suspended else "ready"
+    if manifest.out is not None and is_out(manifest):
+        state = f"on {manifest.out.mechanism}"
     version = manifest.snapshot_version or ""
     return (manifest.id, hives.get(manifest.id, ""), manifest.template, version, checkpoints, state)
 
@@ -111,12 +113,25 @@ def _fields(manifest: Manifest, size: int, hive: str | None) -> dict[str, str]:
         "hive": hive or "none",
         "template": f"{manifest.template} {manifest.snapshot_version or '(nothing of it)'}",
         "state": "suspended" if manifest.suspended else "ready",
+        "files": _whereabouts(manifest),
         "size": f"{spell_size(size)} of its own, in {_counted(len(manifest.layers) + 1, 'layer')}",
         "installed": ", ".join(packages) or "nothing beyond the template",
         "forked from": manifest.parent or "none",
         "created": f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
         "shows": ", ".join(shown.inside for shown in manifest.shown) or "no other folders",
     }
+
+
+def _whereabouts(manifest: Manifest) -> str:
+    if manifest.out is None or not is_out(manifest):
+        return "here"
+    out = manifest.out
+    return f"on machine {out.machine} of {out.mechanism}; here they are as of {out.copied_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def is_out(manifest: Manifest) -> bool:
+    """Say whether a machine elsewhere has the newest files of a workspace."""
+    return manifest.out is not None and manifest.out.stage == "out"
 
 
 def _checkpoint_rows(checkpoints: Sequence[Checkpoint]) -> list[tuple[str, ...]]:
@@ -223,6 +238,39 @@ def resume(workspace: WorkspaceReference, account: Account = DEFAULT_ACCOUNT, as
         return await desk.apiary.at(desk.id).resume(desk.id)
 
     _say(with_workspace(workspace, account, work), "resumed", as_json)
+
+
+@app.command(
+    epilog=examples(
+        "skep workspace fetch garden",
+        "skep workspace fetch garden --abandon  # asks first",
+    )
+)
+def fetch(
+    workspace: WorkspaceReference,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Give up what is there, and go on with the older files that are here.")
+    ] = False,
+    account: Account = DEFAULT_ACCOUNT,
+    yes: Confirmed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the files of a workspace home from the machine of a cloud that has them."""
+    if abandon:
+        confirm(f"give up what a machine elsewhere has of the workspace {workspace[:60]!a}?", confirmed=yes)
+
+    async def work(desk: Desk) -> Manifest:
+        from skep.state.events import WorkspaceRepaired
+
+        before = desk.apiary.workspaces.show(desk.id)
+        after = await desk.apiary.at(desk.id).fetch(desk.id, abandon=abandon)
+        if abandon and is_out(before) and before.out is not None:
+            lost = f"everything since {before.out.copied_at:%Y-%m-%d %H:%M:%S} UTC, on machine {before.out.machine}"
+            await desk.record(WorkspaceRepaired(done=("went on with the files that are here",), left=(lost,)))
+        return after
+
+    done = "goes on with the files that are here" if abandon else "its files are here"
+    _say(with_workspace(workspace, account, work), done, as_json)
 
 
 @app.command(

@@ -8,13 +8,15 @@ this machine, layers, mounts, and an allow-list of hosts, since Daytona's own li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from skep.errors import Conflict, InvalidRequest, NotFound, SandboxUnusable
+from skep.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SandboxUnusable
 from skep.sandbox.daytona_house import FAKEROOT, House, Line, evict, prepare
 from skep.sandbox.daytona_service import Machine, PreviewLink, Service, Wanted, load
 from skep.sandbox.limits import GIB
@@ -56,9 +58,9 @@ class Options(BaseModel):
     domain_allow_list: str | None = None
 
     @classmethod
-    def read(cls, recipe: Recipe) -> Options:
+    def read(cls, given: Mapping[str, Any]) -> Options:
         try:
-            options = cls.model_validate(dict(recipe.options))
+            options = cls.model_validate(dict(given))
         except ValidationError as error:
             # The values stay out of the message: one of them is the key.
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
@@ -113,11 +115,9 @@ class DaytonaSandbox(StreamSandbox):
 
 async def start(recipe: Recipe) -> DaytonaSandbox:
     """Make a machine, or wake the one that was asked for, and start the twin on it."""
-    options = Options.read(recipe)
+    options = Options.read(recipe.options)
     _refuse(recipe)
-    await asyncio.to_thread(load)
-    key = options.api_key.get_secret_value() if options.api_key is not None else None
-    service = Service(key=key, url=options.api_url, target=options.target)
+    service = await _service(options)
     try:
         house = await _house(service, recipe, options)
     except BaseException:
@@ -128,6 +128,23 @@ async def start(recipe: Recipe) -> DaytonaSandbox:
     except BaseException:
         await house.end()
         raise
+
+
+async def forget(told: Mapping[str, Any], *, machine: str | None, labels: Mapping[str, str]) -> None:
+    """Remove a machine, or all that have these labels, without using it. One that is not there is as good."""
+    service = await _service(Options.read(told))
+    try:
+        with contextlib.suppress(NotFound, SandboxLost):
+            for one in [await service.get(machine)] if machine else await service.find(_named(labels)):
+                await one.remove()
+    finally:
+        await service.close()
+
+
+async def _service(options: Options) -> Service:
+    await asyncio.to_thread(load)
+    key = options.api_key.get_secret_value() if options.api_key is not None else None
+    return Service(key=key, url=options.api_url, target=options.target)
 
 
 async def _house(service: Service, recipe: Recipe, options: Options) -> House:
@@ -162,7 +179,7 @@ async def _known(service: Service, recipe: Recipe, options: Options) -> Machine 
             ) from error
     if not options.keep or not recipe.labels:
         return None
-    found = await service.find(_labels(recipe))
+    found = await service.find(_named(recipe.labels))
     if len(found) > 1:
         names = ", ".join(machine.id for machine in found[:5])
         raise Conflict(f"{len(found)} machines have these labels: {names}", hint="choose one by sandbox_id")
@@ -174,7 +191,7 @@ def _wanted(recipe: Recipe, options: Options) -> Wanted:
     archive_s = options.auto_archive_s
     return Wanted(
         name=f"skep-{ident}",
-        labels={**_labels(recipe), f"{_LABEL}sandbox": ident},
+        labels={**_named(recipe.labels), f"{_LABEL}sandbox": ident},
         env=recipe.env,
         snapshot=options.snapshot,
         image=options.image,
@@ -188,8 +205,8 @@ def _wanted(recipe: Recipe, options: Options) -> Wanted:
     )
 
 
-def _labels(recipe: Recipe) -> dict[str, str]:
-    return {_LABEL + name: value for name, value in recipe.labels.items()}
+def _named(labels: Mapping[str, str]) -> dict[str, str]:
+    return {_LABEL + name: value for name, value in labels.items()}
 
 
 def _refuse(recipe: Recipe) -> None:

@@ -238,6 +238,9 @@ class House(Housing):
                     self.line.used = False
                     await self.machine.touch()
 
+    def forgo(self) -> None:
+        self.at_end = "remove"
+
     async def end(self) -> None:
         if self._ended:
             return

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from skep.errors import Conflict, InvalidRequest, LimitReached, NotFound, SandboxLost, SkepError, Unavailable
@@ -45,6 +46,7 @@ class E2BHousing(Housing):
         self.paused = False
         #: Whether stopping may end the machine. One that was here before is not ended because a twin did not start.
         self.ours = True
+        self.keep = options.keep
         self._link = link
         self._turning = asyncio.Lock()
 
@@ -68,9 +70,12 @@ class E2BHousing(Housing):
                 await self._go_on()
         return True
 
+    def forgo(self) -> None:
+        self.keep = False
+
     async def end(self) -> None:
         with contextlib.suppress(SandboxLost):
-            if self.ours and not self.options.keep:
+            if self.ours and not self.keep:
                 await self.machine.kill()
             elif not self.paused:
                 await self.machine.pause()
@@ -198,6 +203,13 @@ async def start(recipe: Recipe) -> E2BSandbox:
     sandbox = await E2BSandbox.over(link, housing, recipe, fakeroot=FAKEROOT)
     housing.ours = True
     return sandbox
+
+
+async def forget(told: Mapping[str, Any], *, machine: str | None, labels: Mapping[str, str]) -> None:
+    """End a machine, or all that have these labels, without using it. One that is not there is as good."""
+    options = Options.read(told)
+    with contextlib.suppress(SandboxLost):
+        await Machine.forget(options, machine=machine, labels=labels)
 
 
 async def _machine(recipe: Recipe, options: Options) -> tuple[Machine, bool]:

@@ -112,7 +112,7 @@ class Machine:
         except Unavailable:
             # It may have been made all the same, and only the answer have been lost.
             with contextlib.suppress(SkepError):
-                await cls._forget(labels, options)
+                await cls.forget(options, labels=labels)
             raise
 
     @classmethod
@@ -155,8 +155,9 @@ class Machine:
             return found
 
     @classmethod
-    async def _forget(cls, labels: Mapping[str, str], options: Options) -> None:
-        for sandbox_id in await cls.find(labels, options):
+    async def forget(cls, options: Options, *, machine: str | None = None, labels: Mapping[str, str]) -> None:
+        """End a machine by its id, or all that have these labels."""
+        for sandbox_id in [machine] if machine else await cls.find(labels, options):
             with _told("end a machine"):
                 from e2b import AsyncSandbox
 

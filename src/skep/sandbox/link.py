@@ -56,6 +56,10 @@ class Housing(abc.ABC):
         """Connect to a port on loopback inside; None for a tunnel through the twin. Nobody there is `NotFound`."""
         return None
 
+    def forgo(self) -> None:
+        """Let the end be one for good, if the house was made to be kept."""
+        return
+
     @abc.abstractmethod
     async def end(self) -> None:
         """Stop everything and free everything. Safe to repeat; called after the link was closed, also by a failure."""

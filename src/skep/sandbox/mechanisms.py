@@ -46,6 +46,8 @@ class Mechanism:
     offers: Needs
     #: What it offers besides when Skep is root.
     to_root: Needs = frozenset()
+    #: Its sandboxes are on other machines: the files of a workspace are carried there, and home again.
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class Choice:
     def offers(self) -> Needs:
         """What its sandboxes can be used for; one that is switched off refuses by itself."""
         return offers(self.mechanism) if self.mechanism in MECHANISMS else _EVERYTHING
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its sandboxes are on other machines."""
+        return self.mechanism in MECHANISMS and MECHANISMS[self.mechanism].elsewhere
 
 
 _EVERYTHING: Needs = frozenset(get_args(Feature))
@@ -108,14 +115,16 @@ MECHANISMS: dict[str, Mechanism] = {
             "machine",
             "a key of E2B, and the extra skep[e2b]",
             "a virtual machine of E2B, reached over the network",
-            frozenset({"network"}),
+            frozenset({"folder", "network"}),
+            elsewhere=True,
         ),
         Mechanism(
             "daytona",
             "machine",
             "a key of Daytona, and the extra skep[daytona]",
             "a sandbox of Daytona, reached over the network",
-            frozenset(),
+            frozenset({"folder"}),
+            elsewhere=True,
         ),
         Mechanism(
             "local",

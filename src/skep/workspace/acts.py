@@ -37,6 +37,10 @@ async def _resume(workspace: Workspace, _: Mapping[str, Any]) -> Body:
     return (await workspace.resume()).model_dump(mode="json")
 
 
+async def _fetch(workspace: Workspace, asked: Mapping[str, Any]) -> Body:
+    return (await workspace.fetch(abandon=asked.get("abandon") is True)).model_dump(mode="json")
+
+
 def _text(asked: Mapping[str, Any], name: str) -> str | None:
     value = asked.get(name)
     return None if value is None else str(value)
@@ -49,4 +53,5 @@ ACTS: dict[str, Act] = {
     "diff": _diff,
     "suspend": _suspend,
     "resume": _resume,
+    "fetch": _fetch,
 }

@@ -24,6 +24,7 @@ async def freeze(held: Held, then: Then = lambda manifest, _: manifest) -> State
 
     Call it while trees are kept from being collected: a copy is not in the manifest unless `then` puts it there.
     """
+    await held.come_home()
     manifest = held.manifest
     if held.grounds.layering == "copy":
         return await _copy(held, then)
@@ -97,6 +98,7 @@ async def take(held: Held, name: str | None, note: str) -> Checkpoint:
 
 async def roll_back(held: Held, target: Checkpoint) -> Checkpoint:
     """Return to a checkpoint; what runs inside is ended. The state that is left becomes a checkpoint itself."""
+    await held.come_home(for_good=True)
     before, grounds = held.manifest, held.grounds
     if sandbox := await held.live():
         with suppress(SandboxLost):

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from skep.errors import Conflict, SandboxLost, StorageFull, WorkspaceBusy, WorkspaceDamaged
 from skep.sandbox.egress.network import Network
-from skep.sandbox.mechanisms import Choice, Feature, Needs
+from skep.sandbox.mechanisms import MECHANISMS, Choice, Feature, Needs
+from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.workspace import manifest as manifests
@@ -23,14 +24,26 @@ from skep.workspace.copies import copy_in
 from skep.workspace.faults import explained, in_thread
 from skep.workspace.grounds import Grounds
 from skep.workspace.holding import Holding
-from skep.workspace.manifest import Manifest
+from skep.workspace.manifest import Manifest, Out
 from skep.workspace.register import Register
 from skep.workspace.snapshot.snapshot import Snapshot
+
+if TYPE_CHECKING:  # it brings archives along, which only sandboxes elsewhere have a use for
+    from skep.workspace.outing import Outing
 
 #: More layers than this are merged: each costs time in every look-up, and the kernel takes no more than 500.
 MOST_LAYERS = 24
 #: Says what holds the sandbox over a workspace. It is asked whenever one starts, whoever wants it.
 Choose = Callable[[Manifest, Needs], Awaitable[Choice]]
+
+
+#: Says how a mechanism is told to be reached, by its name, on whose machine files of a workspace still are.
+Reach = Callable[[str], Mapping[str, Any]]
+
+
+def by_itself(_: str) -> Mapping[str, Any]:
+    """Leave it to the mechanism to find out."""
+    return {}
 
 
 async def by_bubblewrap(_: Manifest, __: Needs) -> Choice:
@@ -46,6 +59,7 @@ class Outfit:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     choose: Choose = by_bubblewrap
+    reach: Reach = by_itself
 
 
 class Held:
@@ -57,6 +71,7 @@ class Held:
         self._holding = holding
         self._outfit = outfit
         self._sandbox: Sandbox | None = None
+        self._outing: Outing | None = None
         self._choice = Choice()
         self._turn = asyncio.Lock()
 
@@ -81,10 +96,55 @@ class Held:
         return self._sandbox
 
     async def stop(self) -> None:
-        """End the sandbox, if one runs, and all that is in it."""
-        if self._sandbox is not None:
-            ending, self._sandbox = self._sandbox, None
+        """End the sandbox, if one runs, and all that is in it.
+
+        One elsewhere whose files cannot be brought home now keeps them: whoever starts the next one goes on there.
+        """
+        if self._sandbox is None:
+            return
+        ending, self._sandbox = self._sandbox, None
+        outing, self._outing = self._outing, None
+        if outing is None:
             await ending.stop()
+            return
+        from skep.workspace.outing import come_back
+
+        await come_back(outing)
+
+    async def come_home(self, *, for_good: bool = False) -> None:
+        """Have the files here as they are now, if a machine elsewhere has them; it is given up if it is `for_good`.
+
+        Whoever reads files of a workspace without its sandbox calls this first. What cannot be had now is refused.
+        """
+        out = self.manifest.out
+        if out is None or out.stage != "out":
+            return
+        from skep.workspace.outing import go_back
+
+        if await self.live() is not None and self._outing is not None and not for_good:
+            await self._outing.come_home()
+            return
+        outing, self._outing, self._sandbox = self._outing, None, None
+        outing = outing or await go_back(self, await self._recipe(Choice(out.mechanism, self._reach(out))), out)
+        try:
+            await outing.end()
+        except BaseException:
+            await outing.leave()
+            raise
+
+    async def abandon(self) -> None:
+        """Go on with the files that are here, and give up a machine elsewhere that may have newer ones."""
+        if (out := self.manifest.out) is None:
+            return
+        from skep.workspace.outing import clear
+
+        outing, self._outing = self._outing, None
+        if outing is not None:
+            self._sandbox = None
+            await outing.leave()
+        await clear(self, self._reach(out))
+        if self.manifest.out is not None:
+            await self.save(self.manifest.changed(out=None))
 
     async def close(self) -> None:
         """End the sandbox and let go of the workspace."""
@@ -170,7 +230,7 @@ class Held:
     async def halted(self) -> AsyncIterator[None]:
         """Let nothing in the sandbox move for a while."""
         sandbox = await self.live()
-        if sandbox is None:
+        if sandbox is None or self._outing is not None:  # then nothing here moves anyway
             yield
             return
         with suppress(SandboxLost):
@@ -186,6 +246,7 @@ class Held:
             raise Conflict(f"workspace {self.id} is suspended", hint=f"skep workspace resume {self.id}")
         mounts = [*(shown.mount() for shown in self.manifest.shown), *self._outfit.mounts]
         choice = await self._outfit.choose(self.manifest, self._needs(mounts))
+        await self._settle_outing(choice)
         if "layers" in choice.offers:
             await self.compact()
         else:
@@ -207,7 +268,37 @@ class Held:
         self.grounds = replace(self.grounds, layering="copy")
         await self.ready()
 
+    async def _settle_outing(self, choice: Choice) -> None:
+        """Have files that are elsewhere brought home, unless this choice leads to where they are."""
+        out = self.manifest.out
+        if out is None or choice.mechanism == out.mechanism or choice.mechanism not in MECHANISMS:
+            return
+        await self.come_home(for_good=True)
+        if self.manifest.out is not None:  # what is left of one that has not begun, or is over
+            from skep.workspace.outing import clear
+
+            await clear(self, self._reach(out))
+
+    def _reach(self, out: Out) -> Mapping[str, Any]:
+        return self._outfit.reach(out.mechanism)
+
+    async def _recipe(self, choice: Choice) -> Recipe:
+        """Say how a sandbox elsewhere is made: of this machine it shows nothing."""
+        return Recipe(
+            limits=await in_thread(self.grounds.limits_for, self.manifest),
+            env={**self._environment(), **self._outfit.env},
+            network=self._outfit.network,
+            mechanism=choice.mechanism,
+            options=choice.options,
+            labels=self.manifest.labels,
+        )
+
     async def _create(self, choice: Choice, mounts: Sequence[Mount]) -> Sandbox:
+        if choice.elsewhere:
+            from skep.workspace.outing import set_out
+
+            self._outing = await set_out(self, await self._recipe(choice), mounts)
+            return self._outing.sandbox
         stack = self.grounds.stack(self.manifest)
         layered, showing = "layers" in choice.offers, "mounts" in choice.offers
         sandbox = await Sandbox.create(

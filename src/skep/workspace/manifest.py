@@ -82,6 +82,19 @@ class Checkpoint(_Part):
         return f"{self.id} ({self.name})" if self.name else self.id
 
 
+class Out(_Part):
+    """Where the files of a workspace are while a sandbox elsewhere has them; those here are older then."""
+
+    mechanism: PathPart
+    #: The machine's id there, once there is one, and a word by which it is found among others.
+    machine: str | None = None
+    mark: TreeId
+    #: On the way there the files here are still the newest, and once they are back they are again.
+    stage: Literal["going", "out", "back"] = "going"
+    #: When the files here were last what they are there.
+    copied_at: datetime
+
+
 class Manifest(_Part):
     """All that is known about one workspace. `generation` grows with every change."""
 
@@ -106,6 +119,8 @@ class Manifest(_Part):
     dropped: tuple[TreeId, ...] = ()
     #: The journal of an install that has not ended; None between installs.
     installing: dict[str, JsonValue] | None = None
+    #: Where its files are, if not here.
+    out: Out | None = None
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -163,6 +178,8 @@ def check_id(value: str) -> str:
 
 def dump(manifest: Manifest) -> bytes:
     body = manifest.model_dump(mode="json")
+    if manifest.out is None:  # so that an older Skep reads it, unless it must not use what is here
+        del body["out"]
     return json.dumps({**body, "sha256": _hash(body)}, indent=1).encode() + b"\n"
 
 

@@ -108,6 +108,16 @@ class Workspace(Held):
 
         await whole(forget())
 
+    async def fetch(self, *, abandon: bool = False) -> Manifest:
+        """Have the files here that a machine elsewhere has; or give those up, and go on with what is here."""
+
+        async def fetch() -> Manifest:
+            async with self._turn:
+                await (self.abandon() if abandon else self.come_home())
+                return self.manifest
+
+        return await whole(fetch())
+
     async def freeze(self) -> State:
         """Keep the present state for whoever refers to it next, before trees are collected again."""
 
@@ -122,6 +132,8 @@ class Workspace(Held):
         before = self._layers(older)
         if newer is not None:
             return await in_thread(compare, before, self._layers(newer))
+        async with self._turn:
+            await self.come_home()
         async with self._turn, self.halted():
             stack = self.grounds.stack(self.manifest)
             return await in_thread(compare, before, [stack.upper, *stack.layers])

@@ -32,7 +32,7 @@ from skep.workspace.door import Answer, Door, NobodyHome, call
 from skep.workspace.faults import explained, in_thread, whole
 from skep.workspace.forking import fork
 from skep.workspace.grounds import LOCK, Grounds, Layering, Phase
-from skep.workspace.held import Choose, Outfit, by_bubblewrap, pinned
+from skep.workspace.held import Choose, Outfit, Reach, by_bubblewrap, by_itself, pinned
 from skep.workspace.holding import Holding, Taken, alone
 from skep.workspace.layers.trees import Trees
 from skep.workspace.manifest import Checkpoint, Manifest, Shown, State
@@ -61,7 +61,8 @@ class Workspaces:
 
     `layering` is found out by trying unless it is given. `settle` is called for each workspace that is taken hold of,
     to finish or undo what a crash left in the middle. `acts` are more things that a holder does when another process
-    asks. `choose` says what holds each sandbox. `on_phase` is told of each step of a change as it is done.
+    asks. `choose` says what holds each sandbox, and `reach` how a cloud is reached that has files. `on_phase` is told
+    of each step of a change as it is done.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Workspaces:
         settle: Sequence[Settle] = (),
         acts: Mapping[str, Act] | None = None,
         choose: Choose = by_bubblewrap,
+        reach: Reach = by_itself,
         on_phase: Phase = _ignore,
     ) -> None:
         self.home = home
@@ -85,6 +87,7 @@ class Workspaces:
         self._settle = settle
         self._acts = {**ACTS, "fork": self._fork, **(acts or {})}
         self._choose = choose
+        self._reach = reach
         self._on_phase = on_phase
 
     @classmethod
@@ -188,7 +191,7 @@ class Workspaces:
         One that another process holds is `WorkspaceBusy`, which names the process. At the end others that have joined
         are waited for, unless it is a cancellation that ends it.
         """
-        workspace = await self._open(workspace_id, Outfit(network, env or {}, tuple(mounts), self._choose))
+        workspace = await self._open(workspace_id, Outfit(network, env or {}, tuple(mounts), self._choose, self._reach))
         try:
             with workspace.pinned_snapshot():
                 for settle in self._settle:
@@ -304,6 +307,10 @@ class Workspaces:
     async def resume(self, workspace_id: str) -> Manifest:
         return Manifest.model_validate(await self.act(workspace_id, "resume"))
 
+    async def fetch(self, workspace_id: str, *, abandon: bool = False) -> Manifest:
+        """Bring files home that a machine elsewhere has; see `Workspace.fetch`."""
+        return Manifest.model_validate(await self.act(workspace_id, "fetch", {"abandon": abandon}))
+
     async def fork(self, source_id: str, new_ids: Sequence[str]) -> Manifests:
         """Make workspaces that begin with what another holds now, and share it; checkpoints are not taken along."""
         done = await self.act(source_id, "fork", {"ids": list(new_ids), "checkpoints": False})
@@ -326,11 +333,12 @@ class Workspaces:
 
         What forks of it need stays.
         """
-        workspace = await self._open(workspace_id, Outfit())
+        workspace = await self._open(workspace_id, Outfit(reach=self._reach))
         try:
             if archive is not None:
                 await archive(workspace)
             await workspace.stop()
+            await workspace.abandon()
             await in_thread(workspace.remove, self.register)
             self._on_phase("removed")
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import Any
 
 from skep.errors import Denied, InvalidRequest, LimitReached, SkepError, Unavailable
@@ -48,6 +48,16 @@ class TwinFiles:
     async def append(self, path: str, data: bytes | str) -> None:
         await self._send("append", path, _pieces(data))
 
+    async def pack(self, path: str = ".", *, known: Iterable[bytes] = ()) -> AsyncGenerator[bytes, None]:
+        """Yield a folder as one stream; see `inside.packing`. What is halted can be packed too."""
+        digests = b"".join(known).hex()
+        async for piece in self._pieces(path, act="pack", known=digests):
+            yield piece
+
+    async def plant(self, pieces: AsyncIterable[bytes], path: str = ".") -> None:
+        """Make a folder what a stream says, instead of what it is."""
+        await self._send("plant", path, pieces)
+
     async def list(self, path: str = ".") -> list[Entry]:
         answer = await self._ask("list", path)
         return sorted(
@@ -88,9 +98,11 @@ class TwinFiles:
         _require(answer.failure, path)
         return answer
 
-    async def _pieces(self, path: str, *, limit: int | None = None) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, path: str, *, act: str = "read", limit: int | None = None, **more: Any
+    ) -> AsyncIterator[bytes]:
         party = _Reading(self._conversation)
-        order = json.dumps({"act": "read", "path": _sent(path), "limit": limit}).encode()
+        order = json.dumps({"act": act, "path": _sent(path), "limit": limit, **more}).encode()
         party.number = self._conversation.open(party)
         try:
             self._conversation.say(wire.FILE, party.number, order)

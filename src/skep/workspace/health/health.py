@@ -11,6 +11,7 @@ from skep.workspace.faults import in_thread
 from skep.workspace.grounds import Grounds
 from skep.workspace.health.examination import Examination, node_wanted, python_wanted, snapshot_below
 from skep.workspace.health.finding import Finding, Report
+from skep.workspace.manifest import Manifest
 from skep.workspace.packages.environment import Environment, site_packages, touched
 from skep.workspace.workspaces import Workspaces
 
@@ -26,6 +27,10 @@ async def examine(workspaces: Workspaces, workspace_id: str, *, thorough: bool =
     manifest = await in_thread(found.standing)
     if manifest is None:
         return found.report()
+    if manifest.out is not None:
+        manifest = await _brought_home(found, workspaces)
+        if manifest is None:
+            return found.report()
     grounds = await workspaces.grounds()
     layers = await in_thread(found.ground, grounds, manifest)
     if layers is None:
@@ -42,6 +47,15 @@ async def examine(workspaces: Workspaces, workspace_id: str, *, thorough: bool =
     except SkepError as error:
         found.note("mount", "broken", f"no sandbox can be started over it: {error.message}", error.hint)
     return found.report()
+
+
+async def _brought_home(found: Examination, workspaces: Workspaces) -> Manifest | None:
+    """Have the files here that a machine elsewhere has: older ones are not looked at in their place."""
+    try:
+        return await workspaces.fetch(found.id)
+    except SkepError as error:
+        found.note("files", "broken", error.message, error.hint)
+        return None
 
 
 async def _inside(found: Examination, grounds: Grounds, sandbox: Sandbox, *, thorough: bool) -> None:

@@ -153,6 +153,8 @@ async def _provisioning(workspace: Workspace, source: Source) -> AsyncIterator[P
     if manifest.suspended:
         raise Conflict(f"workspace {manifest.id} is suspended", hint=f"skep workspace resume {manifest.id}")
     require_settled(workspace)
+    async with alone(workspace):
+        await workspace.come_home()
     trial = Trial.of(workspace)
     await in_thread(trial.begin)
     try:

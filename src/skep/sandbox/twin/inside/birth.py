@@ -30,8 +30,8 @@ from skep.sandbox.twin.inside.wire import (
 _HEADER = struct.Struct("=IIII")
 _LIMIT = struct.Struct("=IIQQ")
 _NO_NEW_PRIVILEGES, _DIE_WITH_PARENT = 38, 1
-_CREATE_RULESET, _RESTRICT_SELF = 444, 446
-_SCOPE_SIGNALS = 2
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_SCOPE_SIGNALS, _REFER, _PATH_BENEATH = 2, 1 << 13, 1
 _IUTF8 = 0o40000
 #: The longest name of a file.
 _NAME_BYTES = 255
@@ -161,10 +161,14 @@ class Nursery:
 
 def _fence() -> None:
     """Keep the signals of this thread and of all it forks to themselves, if the kernel can."""
-    rules = struct.pack("=QQQ", 0, 0, _SCOPE_SIGNALS)
+    # Moving and linking files between folders is forbidden in every domain that does not allow it by name.
+    rules = struct.pack("=QQQ", _REFER, 0, _SCOPE_SIGNALS)
     fd = int(_libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0))
     if fd < 0:
         return
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    _libc.syscall(_ADD_RULE, fd, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0)
+    os.close(root)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _libc.syscall(_RESTRICT_SELF, fd, 0)
     os.close(fd)

@@ -195,9 +195,9 @@ class Desk:
     def _file(self, number: int, payload: bytes) -> None:
         asked = json.loads(payload)
         act = asked["act"]
-        if act == "read":
+        if act in ("read", "pack"):
             self._read(number, asked)
-        elif act in ("write", "append"):
+        elif act in ("write", "append", "plant"):
             self._write(number, asked)
         else:
             work = self._files.acts[act]
@@ -214,6 +214,7 @@ class Desk:
 
     def _read(self, number: int, asked: dict[str, Any]) -> None:
         download = self._open[number] = Download(self._loop, self._outbox, number)
+        open_ = self._files.open_to_read if asked["act"] == "read" else self._files.open_to_pack
 
         def opened(result: Any) -> None:
             if isinstance(result, Exception):
@@ -221,12 +222,18 @@ class Desk:
             else:
                 download.opened(result, lambda value: self._answer(number, value))
 
-        self._loop.in_thread(lambda: caught(lambda: self._files.open_to_read(asked)), opened)
+        self._loop.in_thread(lambda: caught(lambda: open_(asked)), opened)
 
     def _write(self, number: int, asked: dict[str, Any]) -> None:
         upload = self._open[number] = Upload(self._loop, self._outbox, number, asked)
         upload.answer = lambda result: self._answer(number, result)
-        draft = self._files.draft if asked["act"] == "write" else self._files.addition
+        files = self._files
+        drafts: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "write": files.draft,
+            "append": files.addition,
+            "plant": files.planting,
+        }
+        draft = drafts[asked["act"]]
 
         def opened(result: Any) -> None:
             if isinstance(result, Exception):

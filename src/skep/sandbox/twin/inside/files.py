@@ -8,10 +8,13 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep.sandbox.twin.inside.paths import NotUsable, Root
 from skep.sandbox.twin.inside.wire import name_in, name_out
+
+if TYPE_CHECKING:
+    from skep.sandbox.twin.inside.luggage import Planted
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _LIST_LIMIT = 100_000
@@ -39,6 +42,18 @@ class Files:
             os.close(fd)
             raise NotUsable("large", size)
         return fd, size
+
+    def open_to_pack(self, asked: dict[str, Any]) -> tuple[int, int]:
+        """Return where a folder can be read as one stream, and no size: nobody knows it before."""
+        from skep.sandbox.twin.inside.luggage import packed  # seldom needed, and the start should be quick
+
+        return packed(self.root.open(self.root.inside(name_in(asked["path"])), _FOLDER), asked["known"]), 0
+
+    def planting(self, asked: dict[str, Any]) -> Planted:
+        """Open a folder to be made what a stream says, instead of what it is."""
+        from skep.sandbox.twin.inside.luggage import Planted
+
+        return Planted(self._make_folders(self.root.inside(name_in(asked["path"]))))
 
     def addition(self, asked: dict[str, Any]) -> Addition | Draft:
         """Open a file to add to its end; one that is not there is drafted."""

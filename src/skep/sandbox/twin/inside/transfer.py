@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep.sandbox.twin.inside.files import Addition, Draft
 from skep.sandbox.twin.inside.flow import Source
 from skep.sandbox.twin.inside.loop import Loop, Outbox
 from skep.sandbox.twin.inside.paths import NotUsable
 from skep.sandbox.twin.inside.wire import BOTH, COUNTED, TAKEN
+
+if TYPE_CHECKING:
+    from skep.sandbox.twin.inside.luggage import Planted
 
 Answer = Callable[[Any], None]
 
@@ -49,13 +52,13 @@ class Upload:
         self._number = number
         self._mode: int | None = asked.get("mode")
         self._waiting: collections.deque[bytes] = collections.deque()
-        self._draft: Draft | Addition | None = None
+        self._draft: Draft | Addition | Planted | None = None
         self._busy = True
         self._ending = False
         self._released = False
         self.answer: Answer = lambda _: None
 
-    def opened(self, draft: Draft | Addition) -> None:
+    def opened(self, draft: Draft | Addition | Planted) -> None:
         self._draft = draft
         self._go_on(None)
 
