@@ -90,13 +90,12 @@ async def test_a_key_is_handed_to_its_own_mechanism_and_never_shown() -> None:
     assert "planted-secret" not in repr(choice)
 
 
-async def test_a_cloud_holds_no_workspace_of_this_machine() -> None:
+async def test_a_cloud_holds_a_workspace_of_this_machine() -> None:
     wanted = settings(mechanism="e2b", fallback=["bubblewrap"])
-    keys = CloudKeys("key", None)
-    choice = await choose(wanted, keys, demand(wanted, needs=frozenset({"folder"})))
-    assert (choice.mechanism, choice.instead_of) == ("bubblewrap", "e2b")
-    with pytest.raises(SandboxUnusable, match="a workspace lies on this machine"):
-        await choose(wanted, keys, Demand(("e2b",), needs=frozenset({"folder"})))
+    choice = await choose(wanted, CloudKeys("key", None), demand(wanted, needs=frozenset({"folder"})))
+    assert (choice.mechanism, choice.instead_of, choice.elsewhere) == ("e2b", None, True)
+    with pytest.raises(SandboxUnusable, match="list of hosts"):
+        await choose(wanted, CloudKeys(None, "key"), Demand(("daytona",), needs=frozenset({"folder", "network"})))
 
 
 async def test_what_cannot_filter_a_network_is_not_given_one() -> None:
