@@ -9,6 +9,8 @@ import pytest
 from skep.app import doctor, fixes
 from skep.app.doctor import Check
 from skep.config import Environment, Paths, Settings
+from skep.sandbox.containers.orphans import Orphan
+from skep.sandbox.mechanisms import DEFAULT_ENGINE
 from skep.sandbox.probe import Bwrap, Cgroups, Host, Trial, UserNamespaces
 
 DEBIAN = Host("debian", (), "12", "Debian GNU/Linux 12", None)
@@ -106,6 +108,16 @@ def test_copies_that_are_wanted_are_well_and_overlays_that_are_refused_are_not()
     assert doctor.judge_layering("overlay", "copy", as_root=False, host=DEBIAN).status == "ok"
     refused = doctor.judge_layering("none", "overlay", as_root=True, host=DEBIAN)
     assert (refused.status, "workspace.layering" in refused.fix) == ("missing", True)
+
+
+def test_containers_that_are_left_are_counted_the_first_named_and_all_removed() -> None:
+    left = [Orphan(f"{number}" * 64, f"sandbox-{number}", {}) for number in range(9)]
+    check = doctor.judge_containers(left, DEFAULT_ENGINE)
+    assert check.found.startswith(f"9 at {DEFAULT_ENGINE}")
+    assert check.found.endswith("4 more")
+    assert [one.sandbox_id in check.found for one in left] == [True] * 5 + [False] * 4
+    command, _, _ = check.fix.partition(", ")
+    assert command.split() == ["docker", "rm", "-fv", *(one.container_id[:12] for one in left)]
 
 
 def test_what_templates_are_built_with_is_named() -> None:

@@ -24,6 +24,7 @@ NAMES = [
     "bwrap",
     "sandbox",
     "mechanism",
+    "containers",
     "workspaces",
     "templates",
     "config",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.docker.daemon import Daemon, daemon
 from tests.docker.sibling import api_of
 
+from skep.app.doctor import check_containers
 from skep.errors import InvalidRequest
 from skep.sandbox.containers.engine import Engine
 from skep.sandbox.containers.orphans import OWNER, SANDBOX, is_orphaned, labels, sweep
@@ -67,20 +72,54 @@ def test_what_a_caller_says_replaces_no_label_of_skeps() -> None:
     assert labels("id", {"owner": "other"})[OWNER] == own_label()
 
 
-@pytest.mark.service
-async def test_a_sweep_removes_what_the_dead_left_and_nothing_else(daemon: Daemon) -> None:
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A sandbox that lives, and beside it a container of a process that has died and one that is not Skep's."""
+
+    sandbox: Sandbox
+    left: str
+    other: str
+
+
+@pytest.fixture
+async def scene(daemon: Daemon) -> AsyncIterator[Scene]:
     boot, namespace, _, _ = own_label().split()
     dead = f"{boot} {namespace} {os.getpid()} 1"
     async with Sandbox.create(mechanism="docker", options=daemon.options) as sandbox:
+        for thread in threading.enumerate():
+            if thread.name == "skep-orphans":  # the process's own first sweep, which would be faster
+                await asyncio.to_thread(thread.join)
         with api_of(daemon) as api:
             (image,) = {found["Image"] for found in api.containers(filters={"label": f"skep.sandbox={sandbox.id}"})}
-            left = api.create_container(image, "/bin/true", labels={SANDBOX: "left", OWNER: dead})["Id"]
-            other = api.create_container(image, "/bin/true", labels={OWNER: dead})["Id"]
+            ours = {SANDBOX: "left", OWNER: dead, "skep.session": "ses-1", "skep.account": "bees"}
+            made = [api.create_container(image, "/bin/true", labels=told)["Id"] for told in (ours, {OWNER: dead})]
             try:
-                assert await sweep(await Engine.at(daemon.host)) == ["left"]
-                there = {found["Id"] for found in api.containers(all=True)}
+                yield Scene(sandbox, *made)
             finally:
-                api.remove_container(other, force=True)
-        assert left not in there
-        assert other in there
-        assert (await sandbox.run("echo fine")).ok
+                for container_id in containers(daemon) & set(made):
+                    api.remove_container(container_id, force=True)
+
+
+def containers(daemon: Daemon) -> set[str]:
+    with api_of(daemon) as api:
+        return {found["Id"] for found in api.containers(all=True)}
+
+
+@pytest.mark.service
+async def test_a_sweep_removes_what_the_dead_left_and_nothing_else(daemon: Daemon, scene: Scene) -> None:
+    assert await sweep(await Engine.at(daemon.host)) == ["left"]
+    assert scene.left not in containers(daemon)
+    assert scene.other in containers(daemon)
+    assert (await scene.sandbox.run("echo fine")).ok
+
+
+@pytest.mark.service
+async def test_the_doctor_tells_whose_containers_are_left_and_what_removes_them(daemon: Daemon, scene: Scene) -> None:
+    check = await check_containers(daemon.host)
+    assert check.status == "degraded"
+    assert f"1 at {daemon.host}" in check.found
+    assert f"{scene.left[:12]} (account bees, session ses-1)" in check.found
+    assert check.fix.startswith(f"docker -H {daemon.host} rm -fv {scene.left[:12]}, or ")
+    assert scene.left in containers(daemon)
+    await sweep(await Engine.at(daemon.host))
+    assert (await check_containers(daemon.host)).status == "ok"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from skep.app import fixes
 from skep.config import Environment, Settings
 from skep.config.secrets import mask_url
 from skep.errors import SandboxUnusable, SkepError
 from skep.sandbox import probe
-from skep.sandbox.mechanisms import MECHANISMS, Choice
+from skep.sandbox.mechanisms import DEFAULT_ENGINE, MECHANISMS, Choice, usable
 from skep.sandbox.probe import Host, Trial
+
+if TYPE_CHECKING:
+    from skep.sandbox.containers.orphans import Orphan
 
 Status = Literal["ok", "degraded", "missing"]
 Layering = Literal["auto", "overlay", "copy"]
@@ -24,6 +27,8 @@ Layering = Literal["auto", "overlay", "copy"]
 GOOD_BWRAP = (0, 11)
 SCARCE_BYTES = 2 * 1024**3
 TOO_LITTLE_BYTES = 100 * 1024**2
+#: How many containers are spoken of by name.
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ async def examine(environment: Environment, settings: Settings | SkepError) -> l
         *check_kernel(),
         await check_sandbox(),
         *([] if isinstance(settings, SkepError) else [await check_mechanism(settings, environment)]),
+        *([] if isinstance(settings, SkepError) else [await check_containers(settings.sandbox.docker.host)]),
         await check_workspaces("auto" if isinstance(settings, SkepError) else settings.workspace.layering),
         await check_templates(),
         check_config(environment, settings),
@@ -176,6 +182,35 @@ def judge_mechanism(settings: Settings, chosen: Choice | SandboxUnusable) -> Che
     level = MECHANISMS[chosen.mechanism].isolation
     found = f"{chosen.mechanism}, isolation {level}; at least {settings.sandbox.isolation} is demanded"
     return Check("mechanism", "ok", found)
+
+
+async def check_containers(host: str | None) -> Check:
+    """Look for containers that were left by processes which have died; they are not removed."""
+    engine = host or DEFAULT_ENGINE
+    answer = await asyncio.to_thread(usable, "docker", {"host": engine})
+    if not answer.usable:
+        return Check("containers", "ok", f"none: {answer.why}")
+    from skep.sandbox.containers.engine import Engine
+    from skep.sandbox.containers.orphans import find
+
+    try:
+        return judge_containers(await find(await Engine.at(engine)), engine)
+    except SkepError as error:
+        return Check("containers", "degraded", error.message, error.hint or "see the table of mechanisms")
+
+
+def judge_containers(left: Sequence[Orphan], engine: str) -> Check:
+    if not left:
+        return Check("containers", "ok", f"none at {engine} is left by a process that has died")
+    named = [f"{one.container_id[:12]} ({_whose(one)})" for one in left[:MOST_NAMED]]
+    more = [f"{len(left) - MOST_NAMED} more"] if len(left) > MOST_NAMED else []
+    found = f"{len(left)} at {engine} left by processes that have died: {', '.join(named + more)}"
+    return Check("containers", "degraded", found, fixes.remove_containers([one.container_id for one in left], engine))
+
+
+def _whose(orphan: Orphan) -> str:
+    said = ", ".join(f"{name} {value}" for name, value in orphan.labels.items())
+    return said or f"sandbox {orphan.sandbox_id}, of nobody in particular"
 
 
 async def check_workspaces(wanted: Layering) -> Check:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
+from skep.sandbox.mechanisms import DEFAULT_ENGINE
 from skep.sandbox.probe import Bwrap, Host, Trial, UserNamespaces
 
 _DOCKER_OPTIONS = " ".join(f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths"))
@@ -41,6 +45,12 @@ def let_overlay(trial: Trial, host: Host) -> str:
     if host.container:
         return "keep SKEP_HOME and /tmp on a volume, not on the container's own overlay file system"
     return "use Linux 5.11 or newer; until then workspaces are copied, which is slower"
+
+
+def remove_containers(ids: Sequence[str], engine: str) -> str:
+    """Say how to remove containers, which the next process that uses the engine does as well."""
+    at = "" if engine == DEFAULT_ENGINE else f" -H {shlex.quote(engine)}"
+    return f"docker{at} rm -fv {' '.join(one[:12] for one in ids)}, or start a sandbox with docker, which removes them"
 
 
 def let_layers(host: Host, *, as_root: bool) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,19 @@ from skep.sandbox.containers.engine import Engine
 if TYPE_CHECKING:
     from docker import APIClient
 
-SANDBOX, OWNER = "skep.sandbox", "skep.owner"
+_OURS = "skep."
+SANDBOX, OWNER = f"{_OURS}sandbox", f"{_OURS}owner"
 _LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A container whose controller has died."""
+
+    container_id: str
+    sandbox_id: str
+    #: What its creator said of whose it is.
+    labels: Mapping[str, str]
 
 
 def labels(sandbox_id: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -28,7 +40,12 @@ def labels(sandbox_id: str, given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         if not name or len(name) + len(value) > _LONGEST or "\0" in name + value:
             raise InvalidRequest(f"a sandbox cannot be labelled {name[:60]!r}", hint="use short, plain text")
-    return {f"skep.{name}": value for name, value in given.items()} | {SANDBOX: sandbox_id, OWNER: _identity()}
+    return {f"{_OURS}{name}": value for name, value in given.items()} | {SANDBOX: sandbox_id, OWNER: _identity()}
+
+
+async def find(engine: Engine) -> list[Orphan]:
+    """Return the containers that dead controllers left; nothing is removed."""
+    return await engine.ask(_found)
 
 
 async def sweep(engine: Engine) -> list[str]:
@@ -56,12 +73,21 @@ def _swept(api: APIClient) -> list[str]:
     from docker.errors import APIError
 
     swept = []
-    for found in api.containers(all=True, filters={"label": [SANDBOX, OWNER]}):
-        if is_orphaned(found["Labels"].get(OWNER, "")):
-            with contextlib.suppress(APIError):  # somebody else removes it
-                api.remove_container(found["Id"], force=True, v=True)
-                swept.append(found["Labels"][SANDBOX])
+    for orphan in _found(api):
+        with contextlib.suppress(APIError):  # somebody else removes it
+            api.remove_container(orphan.container_id, force=True, v=True)
+            swept.append(orphan.sandbox_id)
     return swept
+
+
+def _found(api: APIClient) -> list[Orphan]:
+    ours = api.containers(all=True, filters={"label": [SANDBOX, OWNER]})
+    return [_orphan(one["Id"], one["Labels"]) for one in ours if is_orphaned(one["Labels"].get(OWNER, ""))]
+
+
+def _orphan(container_id: str, told: Mapping[str, str]) -> Orphan:
+    given = {name.removeprefix(_OURS): told[name] for name in told if name.startswith(_OURS)}
+    return Orphan(container_id, given.pop("sandbox"), {name: given[name] for name in sorted(given) if name != "owner"})
 
 
 def is_orphaned(owner: str) -> bool:
