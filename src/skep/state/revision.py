@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from skep.errors import DatabaseTooNew, ForeignDatabase
 
 # Oldest first; a test holds them equal to Alembic's own list.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 
 VERSION_TABLE = "skep_alembic_version"

@@ -165,3 +165,62 @@ outages = Table(
     Column("flipped_at", ByteText),
     Column("last_error", ByteText, nullable=False),
 )
+
+# A prompt on its way to a reply. The row is the truth about a task; the engine that runs it is told.
+tasks = Table(
+    "skep_tasks",
+    metadata,
+    Column("id", ByteText, primary_key=True),
+    Column("account_id", ByteText, ForeignKey("skep_accounts.id"), nullable=False),
+    Column("hive_id", ByteText, ForeignKey("skep_hives.id"), nullable=False),
+    Column("thread", ByteText, nullable=False),
+    # The task that a person asked for (itself, or the one that its parents lead to), and the one that made it.
+    Column("root", ByteText, nullable=False),
+    Column("parent", ByteText),
+    # What it was forked from, and the last step that it took over.
+    Column("origin", ByteText),
+    Column("step", Integer, nullable=False, server_default=text("0")),
+    Column("prompt", ByteText, nullable=False),
+    Column("title", ByteText, nullable=False, server_default=text("''")),
+    # JSON: the ids of the tasks that come before it.
+    Column("after", ByteText, nullable=False, server_default=text("'[]'")),
+    Column("actor", ByteText, nullable=False),
+    Column("status", ByteText, nullable=False),
+    # What it does about the tasks before it in its thread.
+    Column("same_thread", ByteText, nullable=False),
+    # The state of the workspace before it, where that is kept.
+    Column("checkpoint", ByteText),
+    # Whether the engine knows of it.
+    Column("enqueued", Boolean, nullable=False),
+    # The process that has it, and how often one began it: whoever writes with a smaller number is refused.
+    Column("worker", ByteText),
+    Column("starts", BigInteger, nullable=False, server_default=text("0")),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("reply", ByteText),
+    Column("confidence", Double),
+    Column("partial", Boolean, nullable=False),
+    Column("scripted", Boolean, nullable=False),
+    Column("error", ByteText),
+    Column("usd", Double, nullable=False, server_default=text("0")),
+    Column("unpriced", Integer, nullable=False, server_default=text("0")),
+    Column("tokens", BigInteger, nullable=False, server_default=text("0")),
+    Column("idempotency_key", ByteText),
+    Column("created_at", ByteText, nullable=False),
+    Column("started_at", ByteText),
+    Column("ended_at", ByteText),
+)
+Index("ix_skep_tasks_key", tasks.c.account_id, tasks.c.idempotency_key, unique=True)
+Index("ix_skep_tasks_account", tasks.c.account_id, tasks.c.created_at)
+Index("ix_skep_tasks_thread", tasks.c.hive_id, tasks.c.thread, tasks.c.created_at)
+Index("ix_skep_tasks_root", tasks.c.root)
+Index("ix_skep_tasks_status", tasks.c.status, tasks.c.enqueued, tasks.c.account_id)
+
+# Which event of a task is on record under which name, so that a step that is taken again records nothing twice.
+steps = Table(
+    "skep_steps",
+    metadata,
+    Column("task_id", ByteText, ForeignKey("skep_tasks.id"), nullable=False),
+    Column("key", ByteText, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    PrimaryKeyConstraint("task_id", "key"),
+)
