@@ -88,6 +88,9 @@ HostName = Annotated[str, AfterValidator(_check_host)]
 EngineAddress = Annotated[str, AfterValidator(_check_engine)]
 Place = Annotated[str, AfterValidator(_check_folder)]
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+ServerName = Annotated[
+    str, Field(max_length=253, pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])$")
+]
 MechanismName = Literal["bubblewrap", "docker", "gvisor", "e2b", "daytona", "local"]
 
 
@@ -347,6 +350,8 @@ class GatewaySettings(Section):
     """Address to listen at. Any other than a loopback one lets the network in: put a proxy with TLS before it."""
     port: int = Field(default=7411, ge=0, le=65_535)
     """Port to listen at; 0 takes a free one."""
+    names: tuple[ServerName, ...] = Field(default=(), strict=False)
+    """Names that the server answers to beside those of this machine, such as the one of the proxy before it."""
 
 
 class Settings(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -107,12 +107,15 @@ class StepForm(_Told):
     number: int
     kind: str
     what: str
-    status: str
+    status: Literal["done", "running", "interrupted"]
     at: datetime
 
     @classmethod
     def of(cls, step: Step) -> StepForm:
         return cls.model_validate(step.as_json())
+
+    def step(self) -> Step:
+        return Step(**dict(self))
 
 
 class HiveForm(_Told):
