@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from skep.errors import SandboxLost
 from skep.sandbox.cgroups import Group, Place
 from skep.sandbox.claim import Owner
 from skep.sandbox.gvisor.bundle import Bind
 from skep.sandbox.leftovers import Record
 from skep.sandbox.limits import MIB, Limits
-from skep.sandbox.link import Housing, Link
-from skep.sandbox.pipes import ReadEnd, WriteEnd, make_pipe
+from skep.sandbox.link import Housing, PipeLink
+from skep.sandbox.pipes import make_pipe
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 #: The launcher reads its orders at 3; the doors of control groups follow.
@@ -36,29 +35,6 @@ _ORDERS, _FIRST_DOOR = 3, 4
 _KERNEL_BYTES, _KERNEL_THREADS, _THREADS_EACH = 192 * MIB, 256, 16
 #: How long runsc may take to leave by itself, and to go when it is made to.
 _LEAVE_S, _END_S = 1.0, 2.0
-
-
-class Pipes(Link):
-    """The standard streams of the first process inside."""
-
-    def __init__(self, reading: int, writing: int) -> None:
-        self._output = ReadEnd(reading)
-        self._input = WriteEnd(writing)
-
-    async def read(self) -> bytes:
-        return await self._output.read()
-
-    async def write(self, data: bytes) -> None:
-        if not self._input.is_open:
-            raise SandboxLost("the sandbox is gone", hint="start another one")
-        await self._input.write(data)
-
-    async def close(self) -> None:
-        self.drop()
-
-    def drop(self) -> None:
-        self._input.close()
-        self._output.close()
 
 
 @dataclass(slots=True)
@@ -124,7 +100,7 @@ class House(Housing):
     folder: Folder
     pid: int
     pidfd: int
-    link: Pipes
+    link: PipeLink
     complaints: int
     #: The processes that it cannot do without, watched once it serves.
     watched: list[int] = field(default_factory=list)
@@ -153,7 +129,7 @@ class House(Housing):
             os.close(their_input)
             os.close(their_output)
         _held()[folder.id] += [our_output, our_input, pidfd, complaints]
-        return cls(folder, pid, pidfd, Pipes(our_input, our_output), complaints)
+        return cls(folder, pid, pidfd, PipeLink(our_input, our_output), complaints)
 
     def watch(self) -> None:
         """End the sandbox as soon as one of its processes is gone: with one alone it would answer no more, or wrong."""
