@@ -171,18 +171,7 @@ def examine_bwrap(path: Path, origin: Literal["wheel", "system"]) -> Bwrap:
         return Bwrap(path, origin, (), is_setuid, Trial("setuid", "refused"))
     version = _run([str(path), "--version"])
     numbers = tuple(int(part) for part in re.findall(r"\d+", version.stdout)[:3])
-    inside = [
-        "--unshare-all",
-        "--die-with-parent",
-        "--cap-drop",
-        "ALL",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-    ]
-    ran = _run([str(path), *inside, "--", "/bin/true"])
+    ran = _run([str(path), *_INSIDE, "--", "/bin/true"])
     failed = ran.stderr.strip().splitlines()
     trial = Trial() if ran.returncode == 0 else Trial("run", failed[-1] if failed else f"exit {ran.returncode}")
     return Bwrap(path, origin, numbers, is_setuid, trial)
