@@ -68,9 +68,9 @@ class Failure:
     #: How long the other side asks to be left alone.
     retry_after_s: float | None = None
     check: Check | None = None
-    #: What is not installed: distributions of Python, packages of Node.
-    python: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
+    #: What could be installed against it, and the tool that could be used instead.
+    packages: tuple[str, ...] = ()
+    fallback: str | None = None
 
     @property
     def where(self) -> str:

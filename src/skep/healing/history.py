@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from skep.healing.failure import Failure
@@ -108,8 +106,6 @@ class Options:
     healing: bool = True
     #: The providers that are configured, best first.
     providers: tuple[str, ...] = ()
-    #: The tool to use where one comes back with nothing.
-    fallbacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     #: Whether a model can be asked to reflect, and whether there is a stronger one than the one in use.
     reflection: bool = True
     stronger: bool = False

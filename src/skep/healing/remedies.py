@@ -111,12 +111,7 @@ class OfferInstall(_Remedy):
     """Tell the worker what is missing and that it can be installed."""
 
     rule = "missing_package"
-    python: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        return (*self.python, *self.node)
+    packages: tuple[str, ...]
 
     @property
     def detail(self) -> str:

@@ -115,8 +115,8 @@ RULES: tuple[Rule, ...] = (
         "empty_result",
         ("empty_result",),
         "a tool that comes back with nothing and has a fallback: the fallback",
-        lambda case: case.tool in case.options.fallbacks and case.tool not in case.history.replaced,
-        lambda case: UseFallbackTool(case.tool, instead=case.options.fallbacks[case.tool]),
+        lambda case: case.failure.fallback is not None and case.tool not in case.history.replaced,
+        lambda case: UseFallbackTool(case.tool, instead=case.failure.fallback or ""),
     ),
     Rule(
         "circuit_open",
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         "missing_package",
         ("missing_package",),
         "a package that is not installed, the first time: offer to install it",
-        lambda case: bool({*case.failure.python, *case.failure.node} - case.history.offered),
-        lambda case: OfferInstall(case.failure.python, case.failure.node),
+        lambda case: bool(set(case.failure.packages) - case.history.offered),
+        lambda case: OfferInstall(case.failure.packages),
     ),
 )
