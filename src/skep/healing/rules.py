@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         "circuit_open",
         ("circuit_open",),
         "a provider whose circuit is open, with another one configured: switch to that",
-        lambda case: case.failure.provider is not None and case.other_provider is not None,
+        lambda case: case.failure.provider not in {None, *case.history.avoided} and case.other_provider is not None,
         _switch,
     ),
     Rule(
