@@ -85,7 +85,7 @@ ROWS = [
     Row("transient", BROKEN, RetryNow(), after(BROKEN, RetryNow()), GiveUp),
     Row("transient", BUSY, RetryNow(), after(BUSY, RetryNow()), GiveUp),
     Row("sandbox_lost", LOST, ResolveAgain(), after(LOST, ResolveAgain(), ResolveAgain()), GiveUp),
-    Row("context_overflow", LONG, Compact(), after(LONG, Compact()), GiveUp),
+    Row("context_overflow", LONG, Compact(), after(LONG, Compact(), Compact()), GiveUp),
     Row("missing_package", LACKING, OfferInstall(("pyyaml",)), after(LACKING, OfferInstall(("pyyaml",))), Reflect),
 ]
 

@@ -23,6 +23,7 @@ from skep.healing.remedies import (
 #: How often the same may be tried in a row, before a step has gone well.
 BACK_OFFS = 6
 RESOLVES = 2
+COMPACTIONS = 2
 LONGEST_BACK_OFF_S = 60.0
 
 
@@ -142,8 +143,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "context_overflow",
         ("context_overflow",),
-        "a conversation that no longer fits the model, once in a row: make it shorter and go on",
-        lambda case: not case.history.lately(Compact),
+        "a conversation that no longer fits the model, up to twice in a row: make it shorter and go on",
+        lambda case: case.history.lately(Compact) < COMPACTIONS,
         lambda _: Compact(),
     ),
     Rule(

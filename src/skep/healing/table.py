@@ -39,7 +39,7 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
             "a provider cannot take the request (503, 529, no connection)",
             (1, 3),
             "The provider was overloaded or could not be reached.",
-            _AGAIN + " A second provider would have been used.",
+            _AGAIN + " A second provider in chat_models stands in for one that is overloaded.",
             breaks=True,
         ),
         "server_error": Row(
