@@ -126,9 +126,9 @@ async def test_a_flipped_bit_in_a_record_is_named(written: Database, signer: Sig
     assert "do not match" in str(verdict.first_bad)
 
 
-async def test_a_flipped_bit_anywhere_in_a_record_is_named(sqlite_url: str, signer: Signer) -> None:
+async def test_a_flipped_bit_anywhere_in_a_record_is_named(ready_sqlite_url: str, signer: Signer) -> None:
     """Every seventh bit is tried: some leave text that is not UTF-8, or not JSON."""
-    database = await Database.open(sqlite_url)
+    database = await Database.open(ready_sqlite_url)
     await write(database, signer, count=3)
     record: bytes = (await read(database, events.c.record, 2)).encode()
     await tamper(database)

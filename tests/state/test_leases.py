@@ -248,8 +248,8 @@ async def _clear(database: Database) -> None:
         await connection.execute(text("DELETE FROM skep_leases"))
 
 
-def test_tokens_keep_holders_apart_whatever_the_clock_does(database_url: str) -> None:
-    machine = type("Holders", (Holders,), {"url": database_url})
+def test_tokens_keep_holders_apart_whatever_the_clock_does(ready_url: str) -> None:
+    machine = type("Holders", (Holders,), {"url": ready_url})
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -321,10 +321,10 @@ def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-async def test_a_holder_that_was_stopped_and_replaced_cannot_write_when_it_wakes(database_url: str) -> None:
+async def test_a_holder_that_was_stopped_and_replaced_cannot_write_when_it_wakes(ready_url: str) -> None:
     holders: list[Holder] = []
     try:
-        first = Holder(database_url, "first", ttl_s=1)
+        first = Holder(ready_url, "first", ttl_s=1)
         holders.append(first)
         assert first.hears() == "acquired 1"
         first.write("before")
@@ -334,7 +334,7 @@ async def test_a_holder_that_was_stopped_and_replaced_cannot_write_when_it_wakes
         while not _stopped(first.process.pid):
             assert time.monotonic() < deadline
         first.write("late")
-        second = Holder(database_url, "second", ttl_s=60)
+        second = Holder(ready_url, "second", ttl_s=60)
         holders.append(second)
         assert second.hears() == "acquired 2"
         os.kill(first.process.pid, signal.SIGCONT)
@@ -344,7 +344,7 @@ async def test_a_holder_that_was_stopped_and_replaced_cannot_write_when_it_wakes
     finally:
         for holder in holders:
             holder.end()
-    database = await Database.open(database_url)
+    database = await Database.open(ready_url)
     async with database.read() as connection:
         written = (await connection.execute(text("SELECT id FROM skep_accounts"))).scalars().all()
     await database.close()

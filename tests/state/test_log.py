@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -81,11 +83,11 @@ async def test_an_event_comes_back_as_it_was_appended(log: EventLog) -> None:
     assert await log.page(HIVE) == [recorded]
 
 
-async def test_what_was_appended_is_there_after_the_database_is_opened_again(database_url: str) -> None:
-    first = await Database.open(database_url)
+async def test_what_was_appended_is_there_after_the_database_is_opened_again(ready_url: str) -> None:
+    first = await Database.open(ready_url)
     recorded = await EventLog(first).append(note(1), **FILED)
     await first.close()
-    second = await Database.open(database_url)
+    second = await Database.open(ready_url)
     assert await EventLog(second).page(HIVE) == [recorded]
     await second.close()
 
@@ -111,9 +113,9 @@ async def test_appending_nothing_records_nothing(log: EventLog) -> None:
     assert await log.page(HIVE) == []
 
 
-async def test_two_processes_may_append_to_the_same_hives(database_url: str) -> None:
+async def test_two_processes_may_append_to_the_same_hives(ready_url: str) -> None:
     """Two pools stand for two processes: all they share is the database."""
-    databases = [await Database.open(database_url) for _ in range(2)]
+    databases = [await Database.open(ready_url) for _ in range(2)]
     logs = [EventLog(database) for database in databases]
     hives = ["hv-a", "hv-b", "hv-c"]
 
@@ -380,8 +382,8 @@ async def test_a_follower_may_ask_for_one_type(log: EventLog) -> None:
     assert [recorded.seq for recorded in await following] == [2, 4, 6]
 
 
-async def test_a_follower_sees_what_another_process_appends(database_url: str) -> None:
-    databases = [await Database.open(database_url) for _ in range(2)]
+async def test_a_follower_sees_what_another_process_appends(ready_url: str) -> None:
+    databases = [await Database.open(ready_url) for _ in range(2)]
     here, there = (EventLog(database) for database in databases)
     following = asyncio.create_task(collect(here, 3))
     await until(lambda: HIVE in here._watch._waiting)
@@ -427,16 +429,17 @@ async def test_a_follower_hears_that_the_database_is_gone(postgres_url: str) -> 
     seed=st.integers(0, 2**32),
 )
 def test_every_follower_sees_each_event_once_and_in_order(
-    sqlite_url: str, appenders: list[int], starts: list[tuple[int, int]], seed: int
+    ready_sqlite: Path, appenders: list[int], starts: list[tuple[int, int]], seed: int
 ) -> None:
     """Whenever it begins to follow, from wherever, and whichever of two processes appends."""
-    url = sqlite_url.replace("skep.db", f"{random.Random(seed).getrandbits(64):x}.db")
-    asyncio.run(follow_at_random(url, appenders, starts, seed))
+    with tempfile.TemporaryDirectory() as folder:
+        file = shutil.copy(ready_sqlite, folder)
+        asyncio.run(follow_at_random(f"sqlite:///{file}", appenders, starts, seed))
 
 
-async def test_every_follower_sees_each_event_once_on_both_databases(database_url: str) -> None:
+async def test_every_follower_sees_each_event_once_on_both_databases(ready_url: str) -> None:
     starts = [(0, 0), (0, 5), (10, 0), (30, 17)]
-    await follow_at_random(database_url, appenders=[12, 9, 14, 11, 3, 8], starts=starts, seed=3)
+    await follow_at_random(ready_url, appenders=[12, 9, 14, 11, 3, 8], starts=starts, seed=3)
 
 
 async def follow_at_random(url: str, appenders: list[int], starts: list[tuple[int, int]], seed: int) -> None:
