@@ -1,0 +1,102 @@
+"""All configured models: who answers what, with the next one in reserve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from skep.errors import ModelMissing
+from skep.models.exchange import Answer, Request
+from skep.models.failures import ModelFailure, failure_of
+from skep.models.prices import spend_of
+from skep.models.providers import Providers
+from skep.models.spec import ROLE_LEVELS, Level, ModelSpec, Role, by_nearness
+
+
+def never(_: str) -> bool:
+    """Take every provider for healthy."""
+    return False
+
+
+class Models:
+    """The models of a program. Close it, or use it as a context, when the last answer is in."""
+
+    def __init__(
+        self, specs: Sequence[ModelSpec], *, timeout_s: float = 120, is_open: Callable[[str], bool] = never
+    ) -> None:
+        """`is_open` says of a provider that its circuit is open, so that it is not asked for now."""
+        self.specs = tuple(specs)
+        self._timeout_s = timeout_s
+        self._is_open = is_open
+        self._providers = Providers(timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._providers.close()
+
+    def choose(self, role: Role, *, level: Level | None = None, avoid: Collection[str] = ()) -> tuple[ModelSpec, ...]:
+        """Order the models for a role, best first: the level asked for, then the stronger, then the weaker ones.
+
+        Those to avoid are left out, unless there are no others.
+        """
+        order = by_nearness(level or ROLE_LEVELS[role])
+        ranked = sorted(self.specs, key=lambda spec: order.index(spec.level))
+        if not ranked:
+            hint = 'add one to chat_models in config.json, such as {"provider": "rehearsal", "id": "hello"}'
+            raise ModelMissing(f"no model is configured that could {role}", hint=hint)
+        wanted = [spec for spec in ranked if spec.provider not in avoid and spec.name not in avoid]
+        return tuple(wanted or ranked)
+
+    async def ask(self, request: Request) -> Answer:
+        """Get one answer, from the next best model where one is overloaded; any other failure is the caller's."""
+        specs = self.choose(request.role, level=request.level, avoid=request.avoid)
+        healthy = [spec for spec in specs if not self._is_open(spec.provider)]
+        if not healthy:
+            raise failure_of(specs[0], "circuit_open", "it has failed too often lately to be asked now")
+        failures: list[ModelFailure] = []
+        for number, spec in enumerate(healthy):
+            tried = tuple(each.name for each in healthy[: number + 1])
+            try:
+                answer = await self._ask(spec, request)
+            except ModelFailure as failure:
+                failure.tried = tried
+                failures.append(failure)
+                if failure.kind != "overloaded":
+                    raise
+            else:
+                return replace(answer, tried=tried, failures=tuple(failures))
+        raise failures[-1]
+
+    async def _ask(self, spec: ModelSpec, request: Request) -> Answer:
+        from skep.models.hearing import hear, judge
+        from skep.models.output import NotTheSchema, parameters, read_value
+
+        began = time.monotonic()
+        model = await self._providers.model(spec, request)
+        response = await hear(
+            spec,
+            model,
+            request.messages,
+            parameters=parameters(request, spec),
+            timeout_s=self._timeout_s,
+            max_tokens=request.max_tokens,
+        )
+        spend = spend_of(spec, response.usage)
+        judge(spec, response, spend)
+        try:
+            value = None if request.schema is None else read_value(response, request.schema)
+        except NotTheSchema as error:
+            raise failure_of(spec, "invalid_output", str(error), spend=spend) from error
+        took_ms = round((time.monotonic() - began) * 1000)
+        return Answer(response, spend, took_ms, spec.is_scripted, (spec.name,), value)

@@ -1,0 +1,59 @@
+"""The HTTP client of all providers, which reads no answer without an end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from httpx2 import AsyncByteStream, StreamError
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient, Response
+
+#: One megabyte of text in pieces of one word each, with all that a protocol puts around them, is less than this.
+MOST_BYTES = 64 * 1024 * 1024
+
+
+class TooManyBytes(StreamError):
+    """An answer is larger than any that can be used."""
+
+
+class _Bounded(AsyncByteStream):
+    def __init__(self, inner: AsyncByteStream) -> None:
+        self._inner = inner
+
+    @property
+    def elapsed(self) -> timedelta | None:
+        """How long the whole exchange took: the client asks its stream for it."""
+        return getattr(self._inner, "elapsed", None)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        seen = 0
+        async for piece in self._inner:
+            seen += len(piece)
+            if seen > MOST_BYTES:
+                raise TooManyBytes(f"the answer is larger than {MOST_BYTES // 1024**2} MB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _bound(response: Response) -> None:
+    if isinstance(response.stream, AsyncByteStream):
+        response.stream = _Bounded(response.stream)
+
+
+def open_client(timeout_s: float) -> AsyncClient:
+    """Make the client; whoever asks for it closes it.
+
+    The bound is a hook and no transport, because a client with a transport of its own ignores the proxies that the
+    environment names.
+    """
+    from httpx2 import Timeout
+    from pydantic_ai.models import create_async_httpx2_client
+
+    client = create_async_httpx2_client(timeout=Timeout(timeout_s, connect=min(10.0, timeout_s)))
+    client.event_hooks = {**client.event_hooks, "response": [_bound]}
+    return client
