@@ -360,10 +360,12 @@ class Apiary:
 
     def network(self, template: Template, allow: Sequence[str] = ()) -> Network | None:
         """Return what may be reached: what the settings, a template and the caller allow; None if that is nothing."""
-        policy = parse_policy([*self.settings.policy.allowed_hosts, *template.security.allowed_domains, *allow])
+        wanted = self.settings.policy
+        allowed = (*wanted.allowed_hosts, *template.security.allowed_domains, *allow)
+        policy = parse_policy(allowed, upstreams=wanted.upstreams)
         if template.security.network == "packages":
             indexes = self.indexes.network().policy
-            policy = Policy((*policy.rules, *indexes.rules), indexes.upstreams)
+            policy = Policy((*policy.rules, *indexes.rules), {**policy.upstreams, **indexes.upstreams})
         return Network(policy, on_event=log_event) if policy.rules else None
 
     def network_for(self, workspace_id: str, allow: Sequence[str]) -> Network | None:

@@ -41,7 +41,8 @@ async def open_sandbox(settings: Settings, chooser: Chooser, *, allow: Sequence[
     It reaches what the policy in the settings allows and what `allow` adds; without either it has no network.
     """
     allowed = (*settings.policy.allowed_hosts, *allow)
-    network = Network.to(*allowed, on_event=log_event) if allowed else None
+    pinned = settings.policy.upstreams
+    network = Network.to(*allowed, upstreams=pinned, on_event=log_event) if allowed else None
     choice = await chooser.for_nobody(frozenset({"network"}) if network else frozenset())
     create = Sandbox.create(
         limits=limits(settings), network=network, mechanism=choice.mechanism, options=choice.options
