@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import AsyncGenerator, Collection
 from typing import Protocol
 
@@ -24,8 +23,8 @@ class Carrier(Protocol):
     async def show(self, task_id: str) -> Task: ...
     async def list(
         self, *, hive: str | None = None, statuses: Collection[str] = (), limit: int = 50
-    ) -> builtins.list[Task]: ...
-    async def steps(self, task_id: str) -> builtins.list[Step]: ...
+    ) -> tuple[Task, ...]: ...
+    async def steps(self, task_id: str) -> tuple[Step, ...]: ...
     async def cancel(self, task_id: str, *, why: str = "") -> Task: ...
     async def retry(self, task_id: str) -> Task: ...
     async def fork(self, task_id: str, step: int) -> Task: ...
@@ -57,11 +56,11 @@ class OwnCarrier:
 
     async def list(
         self, *, hive: str | None = None, statuses: Collection[str] = (), limit: int = 50
-    ) -> builtins.list[Task]:
+    ) -> tuple[Task, ...]:
         hive_id = None if hive is None else (await self._hive(hive)).id
         return await self._tasks.list(account_id=self._account, hive_id=hive_id, statuses=statuses, limit=limit)
 
-    async def steps(self, task_id: str) -> builtins.list[Step]:
+    async def steps(self, task_id: str) -> tuple[Step, ...]:
         return await self._tasks.steps(task_id, account_id=self._account)
 
     async def cancel(self, task_id: str, *, why: str = "") -> Task:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
@@ -61,15 +60,15 @@ class RemoteTasks:
 
     async def list(
         self, *, hive: str | None = None, statuses: Collection[str] = (), limit: int = 50
-    ) -> builtins.list[Task]:
+    ) -> tuple[Task, ...]:
         asked: dict[str, Any] = {"limit": limit, "status": list(statuses)}
         if hive is not None:
             asked["hive"] = hive
-        return [self._task(one) for one in await self._get("/api/tasks", asked)]
+        return tuple(self._task(one) for one in await self._get("/api/tasks", asked))
 
-    async def steps(self, task_id: str) -> builtins.list[Step]:
+    async def steps(self, task_id: str) -> tuple[Step, ...]:
         found = await self._get(f"/api/tasks/{_part(task_id)}/steps")
-        return [StepForm.model_validate(one).step() for one in found]
+        return tuple(StepForm.model_validate(one).step() for one in found)
 
     async def cancel(self, task_id: str, *, why: str = "") -> Task:
         return self._task(await self._post(f"/api/tasks/{_part(task_id)}/cancel", {"why": why}))

@@ -68,7 +68,7 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
             sessions=sessions,
             models=models,
             host=host_name(program.paths.home),
-            household=program.paths.home / "hives",
+            households=program.paths.home / "hives",
             pace=_pace(program.settings),
             bounds=_bounds(program.settings),
             confidence=program.settings.tasks.confidence,

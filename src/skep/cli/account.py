@@ -75,6 +75,29 @@ def show(account_id: AccountId, as_json: AsJson = False) -> None:
     )
 
 
+@app.command(epilog=examples("skep account token acme", "skep account token acme --renew  # the old one is void"))
+def token(
+    account_id: AccountId,
+    renew: Annotated[bool, typer.Option("--renew", help="Make another; the old one opens nothing any more.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the token with which programs ask a server for this account (see: skep serve)."""
+    from skep.gateway.tokens import MAIN, Tokens
+
+    async def work(program: Program) -> str:
+        if account_id == MAIN:
+            await program.accounts.ensure(MAIN)
+        await program.accounts.show(account_id)
+        tokens = Tokens(program.paths.home / "keys")
+        return tokens.renew(account_id) if renew else tokens.of(account_id)
+
+    found = with_program(work)
+    if as_json:
+        print_json({"account": account_id, "token": found})
+    else:
+        print_line(found)
+
+
 @app.command(epilog=examples("skep account delete acme --yes"))
 def delete(account_id: AccountId, yes: Confirmed = False, as_json: AsJson = False) -> None:
     """Delete an account that has no hives left."""

@@ -9,6 +9,7 @@ import typer
 from skep.cli import (
     account,
     archive,
+    ask,
     config,
     delivery,
     demo,
@@ -20,9 +21,11 @@ from skep.cli import (
     python,
     rollout,
     sandbox,
+    serve,
     session,
     snapshot,
     state,
+    task,
     upkeep,
     workspace,
 )
@@ -36,6 +39,7 @@ app = typer.Typer(
         "skep demo  # see it work, in a throwaway folder",
         "skep doctor  # check this machine",
         "skep hive create garden  # make a hive",
+        "skep run 'Sum up report.csv' --hive garden  # ask it for something",
         "skep exec --hive garden -- ls -la  # run a command in its workspace",
         "skep events tail garden  # watch what happens in it",
         "skep --install-completion  # complete commands with the tab key",
@@ -70,6 +74,9 @@ def root(
 
 app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=ask.EPILOG)(ask.run)
+app.add_typer(task.app, name="task")
+app.command(epilog=serve.EPILOG)(serve.serve)
 app.command("exec", epilog=sandbox.EXEC_EPILOG)(sandbox.exec_)
 app.command(epilog=sandbox.SHELL_EPILOG)(sandbox.shell)
 app.command(epilog=python.EPILOG)(python.python)

@@ -1,0 +1,150 @@
+"""Follow a task to its end: tell what happens, answer what it asks, and end it with Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from skep.cli.storyline import Story, spent
+from skep.cli.terminal import print_line, printable
+from skep.state.events import Answered, Asked, TaskEnded
+from skep.state.wire import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from skep.app.carrier import Carrier
+    from skep.state.events import Recorded
+    from skep.tasks.task import Task
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+class Following:
+    """One task, followed for a person at a terminal or for a program."""
+
+    def __init__(self, carrier: Carrier, task: Task, *, as_json: bool) -> None:
+        self._carrier = carrier
+        self._task = task
+        self._as_json = as_json
+        self._story = Story(task)
+        self._interrupted = False
+        self._beside: set[asyncio.Task[None]] = set()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Follow to the end; return the exit code. A second Ctrl-C leaves the task as it is, by a cancellation."""
+        loop = asyncio.get_running_loop()
+        this = asyncio.current_task()
+        assert this is not None
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, this)
+        try:
+            await self._watch()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._story.hush()
+            for one in self._beside:
+                one.cancel()
+            if self._beside:
+                await asyncio.wait(self._beside)
+        return self._end(await self._carrier.show(self._task.id))
+
+    async def _watch(self) -> None:
+        async with aclosing(self._carrier.follow(self._task)) as events:
+            async for recorded in events:
+                if self._as_json:
+                    sys.stdout.write(json.dumps(as_json(recorded), ensure_ascii=False) + "\n")
+                    sys.stdout.flush()
+                else:
+                    self._story.tell(recorded)
+                self._listen(recorded)
+                if recorded.task_id == self._task.id and isinstance(recorded.event, TaskEnded):
+                    return
+
+    def _listen(self, recorded: Recorded) -> None:
+        match recorded.event:
+            case Asked(call=call):
+                if sys.stdin.isatty() and not self._as_json:
+                    self._asking = self._start(self._answer(recorded.task_id or self._task.id, call))
+                elif not self._as_json:
+                    self._story.say(f"answer with: skep task answer {recorded.task_id} TEXT", "plain")
+            case Answered() if self._asking is not None:
+                self._asking.cancel()  # somebody else was faster
+
+    async def _answer(self, task_id: str, call: str) -> None:
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+        line = await _typed()
+        if line:
+            await self._carrier.answer(task_id, line.strip(), call=call)
+
+    def _interrupt(self, this: asyncio.Task[int]) -> None:
+        if self._interrupted:
+            this.cancel()
+            return
+        self._interrupted = True
+        self._story.say("ending the task; Ctrl-C again leaves it as it is", "bad")
+        self._start(self._cancel())
+
+    async def _cancel(self) -> None:
+        await self._carrier.cancel(self._task.id, why="Ctrl-C")
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # it may have ended, or been answered, in the meantime
+            self._story.say(str(error), "bad", whole=True)
+
+    def _end(self, task: Task) -> int:
+        if not self._as_json:
+            if task.reply:
+                print_line(task.reply)
+            self._story.say(_ending(task), "ok" if task.status == "succeeded" else "bad", whole=True)
+        sys.stdout.flush()
+        match task.status:
+            case "succeeded":
+                return 0
+            case "cancelled" if self._interrupted:
+                return INTERRUPTED
+            case _:
+                return FAILED
+
+
+def _ending(task: Task) -> str:
+    partly = ", in part" if task.partial else ""
+    why = f": {task.error}" if task.error else ""
+    sure = f", {task.confidence:.0%} sure" if task.status == "succeeded" and task.confidence is not None else ""
+    return f"{task.status}{partly}{sure}{why} ({spent(task)})"
+
+
+async def _typed() -> str:
+    """Return the next line from the terminal; empty at its end."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def readable() -> None:
+        if not line.done():
+            line.set_result(sys.stdin.readline())
+
+    loop.add_reader(sys.stdin.fileno(), readable)
+    try:
+        return await line
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+
+
+def tell_left(task: Task) -> None:
+    """Say what becomes of a task that nobody follows."""
+    with suppress(OSError):
+        sys.stderr.write(printable(f"{task.id} goes on where a worker runs; see: skep task show {task.id}") + "\n")
