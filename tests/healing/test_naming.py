@@ -65,6 +65,11 @@ def test_each_error_has_its_name(error: BaseException, kind: FailureKind) -> Non
     assert name(error).kind == kind
 
 
+def test_an_error_keeps_its_hint() -> None:
+    assert name(ModelMissing("none", hint="add one")).hint == "add one"
+    assert name(ModelFailure("x", kind="refused", provider="openai", hint="check the key")).hint == "check the key"
+
+
 def test_what_a_tool_reports_keeps_what_could_be_done_about_it() -> None:
     failure = of_trouble("missing_package", "No module named 'yaml'", "run_python", packages=["pyyaml"])
     assert (failure.kind, failure.tool, failure.packages) == ("missing_package", "run_python", ("pyyaml",))

@@ -60,3 +60,8 @@ def test_failures_of_one_sort_have_one_signature() -> None:
 
 def test_a_very_long_message_is_cut() -> None:
     assert len(write_note(Failure("unknown", "x" * 1_000_000), History()).root_cause) < 1200
+
+
+def test_advice_of_whoever_raised_the_error_comes_before_that_of_the_table() -> None:
+    failure = Failure("unknown", "no model is configured", hint="add one to chat_models in config.json")
+    assert write_note(failure, History()).guidance == "Add one to chat_models in config.json."

@@ -71,6 +71,8 @@ class Failure:
     #: What could be installed against it, and the tool that could be used instead.
     packages: tuple[str, ...] = ()
     fallback: str | None = None
+    #: What whoever raised it advises.
+    hint: str | None = None
 
     @property
     def where(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Sequence
-from typing import cast
 
 from skep.errors import Denied, LimitReached, ModelUnavailable, SandboxDisabled, SandboxLost, SkepError
 from skep.healing.failure import KINDS, Check, Failure, FailureKind
@@ -27,13 +26,21 @@ def name(error: BaseException) -> Failure:
     if isinstance(error, ModelFailure):
         return _of_model(error)
     kind = next((kind for one, kind in _NAMES if isinstance(error, one)), "unknown")
-    message = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
-    return Failure(cast("FailureKind", kind), message)
+    if isinstance(error, SkepError):
+        return Failure(kind, error.message, hint=error.hint)
+    return Failure(kind, f"{type(error).__name__}: {error}")
 
 
 def _of_model(error: ModelFailure) -> Failure:
     check = Check("schema of the answer", False, error.message) if error.kind == "invalid_output" else None
-    return Failure(error.kind, error.message, provider=error.provider, retry_after_s=error.retry_after_s, check=check)
+    return Failure(
+        error.kind,
+        error.message,
+        provider=error.provider,
+        retry_after_s=error.retry_after_s,
+        check=check,
+        hint=error.hint,
+    )
 
 
 def of_trouble(

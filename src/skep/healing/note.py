@@ -55,7 +55,7 @@ def write_note(failure: Failure, history: History, *, reflection: str = "") -> F
         tried=history.tried,
         reflection=reflection,
         root_cause=f"{row.cause} ({_line(shortened(failure.message, _LONGEST_CAUSE))})",
-        guidance=row.guidance,
+        guidance=_sentence(failure.hint) if failure.hint else row.guidance,
     )
 
 
@@ -74,3 +74,7 @@ def signature(failure: Failure) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _sentence(hint: str) -> str:
+    return f"{hint[:1].upper()}{_line(hint[1:]).rstrip('.')}."

@@ -189,7 +189,7 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
         "unknown": Row(
             "anything else",
             (3,),
-            "Something went wrong that Skep has no name for.",
+            "It failed in a way that there is no remedy for.",
             "The program log has the whole of it.",
         ),
     }
