@@ -1,0 +1,1 @@
+"""The tools themselves, one module for each thing that they work on."""
