@@ -389,9 +389,16 @@ class Sandbox(abc.ABC):
         finally:
             process.release()
 
-    async def background(self, command: Command, *, cwd: str | None = None, user: User = "agent") -> Job:
+    async def background(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "agent",
+    ) -> Job:
         """Start a command that outlives this call, keeping its output for whoever attaches."""
-        process = await self.start(command, cwd=cwd, user=user)
+        process = await self.start(command, cwd=cwd, env=env, user=user)
         job = Job(process, Log(), started_at=time.time())
         job._pumps.append(asyncio.create_task(_pump(process, job.log)))
         self._jobs[job.id] = job

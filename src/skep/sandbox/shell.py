@@ -39,6 +39,7 @@ __skep_save() {
         case $__skep_name in
             __skep_*|BASH|BASH_*|BASHOPTS|BASHPID|COMP_*|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO) ;;
             OPTIND|PIPESTATUS|PPID|PWD|RANDOM|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_) ;;
+            SKEP_IDEMPOTENCY_KEY) ;;
             *) __skep_names+=("$__skep_name") ;;
         esac
     done
@@ -63,7 +64,7 @@ __skep_save() {
 }
 builtin trap '{ __skep_save; } 2>/dev/null' EXIT
 if [[ -r $__skep_file ]]; then
-    builtin unset $(builtin compgen -e)
+    builtin unset $(builtin compgen -e -X SKEP_IDEMPOTENCY_KEY)
     builtin source "$__skep_file" &>/dev/null
 fi
 """
@@ -92,11 +93,15 @@ class Shell:
         command: str,
         *,
         input: bytes = b"",
+        key: str | None = None,
         timeout_s: float | None = None,
     ) -> Execution:
-        """Run a command where the last one left off."""
+        """Run a command where the last one left off. `key` is its own SKEP_IDEMPOTENCY_KEY, which does not last."""
+        env = None if key is None else {"SKEP_IDEMPOTENCY_KEY": key}
         async with self._turn:
-            return await self._sandbox.run(self.argv(command), input=input, user=self._user, timeout_s=timeout_s)
+            return await self._sandbox.run(
+                self.argv(command), input=input, env=env, user=self._user, timeout_s=timeout_s
+            )
 
     def argv(self, command: str) -> list[str]:
         """Return what to start for a caller that carries the output itself, one command at a time."""

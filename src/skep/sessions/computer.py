@@ -16,6 +16,7 @@ from skep.sessions.live import Live
 if TYPE_CHECKING:
     from skep.sandbox.context import Context
     from skep.sandbox.limits import CommandLimits
+    from skep.sandbox.ports import Exposure
     from skep.sandbox.results import Cell, Language
 
 Kind = Literal["shell", "context"]
@@ -75,10 +76,21 @@ class Computer:
         async with self.sandbox("exec") as sandbox:
             return await sandbox.start(command, cwd=cwd, stdin=stdin, terminal=terminal)
 
-    async def background(self, command: Command, *, cwd: str | None = None) -> Job:
+    async def background(
+        self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Job:
         """Start a command that outlives this call; see `Sandbox.background`. While it runs the session is busy."""
         async with self.sandbox("exec") as sandbox:
-            return await sandbox.background(command, cwd=cwd)
+            return await sandbox.background(command, cwd=cwd, env=env)
+
+    async def expose(self, port: int) -> Exposure:
+        """Make a server that listens inside reachable until the computer ends; see `Sandbox.expose`."""
+        async with self._used("exec") as live, live.opening:
+            known = live.exposures.get(port)
+            if known is None or known.closed:
+                (await live.sandbox.connect(port)).close()
+                known = live.exposures[port] = await live.sandbox.expose(port)
+            return known
 
     @asynccontextmanager
     async def files(self) -> AsyncIterator[Files]:
@@ -114,10 +126,12 @@ class ShellRoom:
     _shell: Shell
     replaced: bool
 
-    async def run(self, command: str, *, input: bytes = b"", timeout_s: float | None = None) -> Execution:
+    async def run(
+        self, command: str, *, input: bytes = b"", key: str | None = None, timeout_s: float | None = None
+    ) -> Execution:
         """Run a command where the last one left off; `SandboxLost` when the shell has gone with its sandbox."""
         async with self._computer.sandbox("exec"):
-            return await self._shell.run(command, input=input, timeout_s=timeout_s)
+            return await self._shell.run(command, input=input, key=key, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

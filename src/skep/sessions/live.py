@@ -17,6 +17,7 @@ from skep.sessions.session import Session
 
 if TYPE_CHECKING:
     from skep.sandbox.interpreter import Interpreter
+    from skep.sandbox.ports import Exposure
 
 #: A computer that answered so recently is not asked again.
 _FRESH_S = 5.0
@@ -44,6 +45,8 @@ class Live:
         self.used_at = self._called_at = now()
         #: The shells that were opened in it, by name, and the contexts for code.
         self.shells: dict[str, Shell] = {}
+        #: The ports that were made reachable, until the sandbox ends.
+        self.exposures: dict[int, Exposure] = {}
         self._interpreter: Interpreter | None = None
         #: Held while a shell or a context is opened.
         self.opening = asyncio.Lock()
@@ -125,6 +128,8 @@ class Live:
 
         Processes that have joined lose it, unless it is to be `patient`: then they are waited for.
         """
+        for exposure in self.exposures.values():
+            await exposure.close()
         if self.held is not None and not patient:
             await self.held.leave()
         await self._ending.aclose()
