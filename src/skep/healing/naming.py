@@ -25,7 +25,7 @@ def name(error: BaseException) -> Failure:
     """Name what an error means for the attempt that it ended."""
     if isinstance(error, ModelFailure):
         return _of_model(error)
-    kind = next((kind for one, kind in _NAMES if isinstance(error, one)), "unknown")
+    kind: FailureKind = next((kind for one, kind in _NAMES if isinstance(error, one)), "unknown")
     if isinstance(error, SkepError):
         return Failure(kind, error.message, hint=error.hint)
     return Failure(kind, f"{type(error).__name__}: {error}")
