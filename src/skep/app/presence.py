@@ -13,7 +13,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from skep.app.program import state_url
+from skep.config import Paths, Settings
 from skep.errors import Conflict
+from skep.state.location import Location
 
 #: How long a server waits for the lock: whoever only looks holds it for a moment.
 _PATIENCE_S = 1.0
@@ -85,13 +88,18 @@ def _taken(home: Path) -> Conflict:
     return Conflict(f"a server of {home} runs already{where}", hint="use it, or end it first")
 
 
-def find(home: Path, *, state: str) -> Server | None:
-    """Return the server of this home that works on this database, if one runs."""
-    folder = home / "run"
+def find(paths: Paths, settings: Settings) -> Server | None:
+    """Return the server of this home that works on the database of these settings, if one runs."""
+    folder = paths.home / "run"
     found = _read(folder / "server.json")
-    if found is None or found.state != state or not _held(folder / "server.lock"):
+    if found is None or found.state != state_name(paths, settings) or not _held(folder / "server.lock"):
         return None
     return found
+
+
+def state_name(paths: Paths, settings: Settings) -> str:
+    """Name the database without its password."""
+    return str(Location.parse(state_url(paths, settings)))
 
 
 def _read(file: Path) -> Server | None:

@@ -19,9 +19,9 @@ from sse_starlette.sse import AppStatus
 from skep import __version__
 from skep.app import presence
 from skep.app.apiary import Tell
+from skep.app.engine import Engine, open_engine
 from skep.app.presence import Post, Server
 from skep.app.program import Program, open_program
-from skep.app.tasking import Engine, open_engine, state_name
 from skep.config import Environment, Settings
 from skep.config.secrets import mask_text
 from skep.errors import Conflict, Denied, InvalidRequest, Unavailable
@@ -50,7 +50,10 @@ async def serve(environment: Environment, settings: Settings, *, tell: Tell, beg
             async with open_engine(program, environment, tell=tell) as engine:
                 door = _door(program, environment, engine)
                 server = Server(
-                    os.getpid(), _address(settings, listening), state_name(environment, settings), __version__
+                    os.getpid(),
+                    _address(settings, listening),
+                    presence.state_name(environment.paths, settings),
+                    __version__,
                 )
                 await _run(door, listening, names=_names(settings), begin=lambda: _begin(post, server, began))
 
@@ -74,6 +77,7 @@ def _door(program: Program, environment: Environment, engine: Engine) -> Door:
     return Door(
         tasks=engine.worker.tasks,
         hives=program.hives,
+        sessions=engine.sessions,
         tokens=Tokens(program.paths.home / "keys"),
         checks={"database": database, "engine": working},
         mask=lambda said: mask_text(said, secrets),

@@ -1,24 +1,16 @@
-"""Tasks for a program: the engine that works on them, here or at a server."""
+"""The tasks of a home for a command: at its server, or in this process."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from skep.app import presence
 from skep.app.apiary import Tell, quiet
 from skep.app.carrier import Carrier, OwnCarrier
-from skep.app.choosing import Chooser
-from skep.app.modelling import build_models
-from skep.app.program import Program, open_program, state_url
-from skep.app.reception import open_sessions
+from skep.app.program import open_program
 from skep.config import Environment, Settings
-from skep.sessions.controller import host_name
-from skep.sessions.sessions import Sessions
-from skep.state.location import Location
 from skep.tasks.tasks import Tasks
-from skep.tasks.worker import Bounds, Pace, Worker, Workshop, open_worker
 
 
 @asynccontextmanager
@@ -26,7 +18,7 @@ async def open_carrier(
     environment: Environment, settings: Settings, account_id: str, *, actor: str, works: bool, tell: Tell = quiet
 ) -> AsyncIterator[Carrier]:
     """Go to the server of this home if one runs; else open the state, and with `works` an engine, in this process."""
-    server = presence.find(environment.paths.home, state=state_name(environment, settings))
+    server = presence.find(environment.paths, settings)
     if server is not None:
         from skep.app.remote import open_remote
 
@@ -37,58 +29,7 @@ async def open_carrier(
         if not works:
             yield OwnCarrier(program, Tasks(program.database, program.log), account_id, actor)
             return
+        from skep.app.engine import open_engine
+
         async with open_engine(program, environment, tell=tell) as engine:
             yield OwnCarrier(program, engine.worker.tasks, account_id, actor)
-
-
-def state_name(environment: Environment, settings: Settings) -> str:
-    """Name the database without its password."""
-    return str(Location.parse(state_url(environment.paths, settings)))
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A worker, and the sessions in which it works."""
-
-    worker: Worker
-    sessions: Sessions
-
-
-@asynccontextmanager
-async def open_engine(program: Program, environment: Environment, *, tell: Tell = quiet) -> AsyncIterator[Engine]:
-    """Work on tasks, and run sandboxes for them, in this process until the block ends."""
-    models = build_models(program.settings, environment)
-    chooser = Chooser(program.settings, environment.cloud_keys, program=program, tell=tell)
-    async with open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions:
-        workshop = Workshop(
-            database=program.database,
-            log=program.log,
-            hives=program.hives,
-            leases=program.leases,
-            sessions=sessions,
-            models=models,
-            host=host_name(program.paths.home),
-            households=program.paths.home / "hives",
-            pace=_pace(program.settings),
-            bounds=_bounds(program.settings),
-            confidence=program.settings.tasks.confidence,
-            approval_timeout_s=program.settings.policy.approval_timeout_s,
-        )
-        async with open_worker(workshop) as worker:
-            yield Engine(worker, sessions)
-
-
-def _pace(settings: Settings) -> Pace:
-    wanted = settings.tasks
-    return Pace(wanted.concurrent, wanted.concurrent_per_account, wanted.starts_per_minute)
-
-
-def _bounds(settings: Settings) -> Bounds:
-    wanted = settings.budgets
-    return Bounds(
-        usd=wanted.usd_per_task,
-        steps=wanted.steps_per_task,
-        requests=wanted.requests_per_task,
-        tokens=wanted.tokens_per_task,
-        seconds=wanted.seconds_per_task,
-    )

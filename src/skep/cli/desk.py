@@ -173,6 +173,8 @@ async def entered(
 ) -> AsyncIterator[Sandbox]:
     """Use the computer of a thread of a hive, or a workspace that is nobody's, until the end of the block."""
     environment, settings = settle()
+    if not allow and ticket is None:  # a sandbox with more in it than the usual is this command's alone
+        await _wake(environment, settings, hive, account, thread)
     async with opened_program(environment, settings) as program:
         apiary = open_apiary(environment, settings, program)
         residence = await lodge(program, apiary, hive, account, thread=thread)
@@ -185,6 +187,15 @@ async def entered(
             computer = await sessions.open(residence.hive, residence.session, account_id=account)
             async with computer.sandbox("exec") as sandbox:
                 yield sandbox
+
+
+async def _wake(environment: Environment, settings: Settings, hive: str, account: str, thread: str) -> None:
+    """Let the server of this home, if there is one, run the computer: then what is left running in it stays."""
+    if not (environment.paths.home / "run" / "server.json").exists():
+        return
+    from skep.app.waking import wake
+
+    await asyncio.to_thread(wake, environment, settings, hive, account, thread=thread)
 
 
 @asynccontextmanager

@@ -69,7 +69,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
 def _of_fault(error: RequestValidationError) -> InvalidRequest:
     """Name the first field that is wrong, and not what it held."""
     fault = error.errors()[0]
-    if fault["type"] == "json_invalid":
-        return InvalidRequest("the body is not JSON", hint="send Content-Type: application/json and a JSON object")
+    if fault["type"] == "json_invalid" or fault["loc"] == ("body",):
+        return InvalidRequest(
+            "the body is no JSON object", hint="send Content-Type: application/json and a JSON object"
+        )
     where = ".".join(ascii(part)[:60].strip("'") for part in fault["loc"])
     return InvalidRequest(f"{where}: {fault['msg'][:200]}", hint="GET /api/openapi.json says what a request looks like")

@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from skep.gateway.refusal import Mask, NoToken
 from skep.gateway.tokens import Tokens
+from skep.sessions.sessions import Sessions
 from skep.state.hives import Hives
 from skep.tasks.tasks import Tasks
 
@@ -24,6 +25,7 @@ class Door:
 
     tasks: Tasks
     hives: Hives
+    sessions: Sessions
     tokens: Tokens
     checks: Mapping[str, Check] = field(default_factory=dict)
     mask: Mask = str

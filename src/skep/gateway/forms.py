@@ -28,6 +28,13 @@ class Prompt(_Asked):
     """The conversation that it belongs to."""
 
 
+class Thread(_Asked):
+    """Which computer of a hive is meant."""
+
+    thread: str = DEFAULT_THREAD
+    """The conversation whose it is."""
+
+
 class Reason(_Asked):
     """Why a task is ended."""
 
@@ -128,6 +135,15 @@ class HiveForm(_Told):
     @classmethod
     def of(cls, hive: Hive) -> HiveForm:
         return cls(id=hive.id, name=hive.name, created_at=hive.created_at)
+
+
+class ComputerForm(_Told):
+    """The computer of a thread."""
+
+    session: str
+    """Id of its session."""
+    down: str | None
+    """Why it has no sandbox; null when it is up."""
 
 
 class Refusal(_Told):

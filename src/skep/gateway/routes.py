@@ -12,6 +12,7 @@ from skep.gateway.door import AtDoor, Door, FromCaller
 from skep.gateway.forms import (
     MAX_LIST,
     MAX_WAIT_S,
+    ComputerForm,
     HiveForm,
     Place,
     Prompt,
@@ -20,6 +21,7 @@ from skep.gateway.forms import (
     Reply,
     StepForm,
     TaskForm,
+    Thread,
 )
 from skep.gateway.stream import LARGEST_SEQ, position, stream
 from skep.tasks.task import STATUSES, Status, Task
@@ -70,6 +72,14 @@ async def prompt(
     response.headers["Location"] = f"/api/tasks/{task.id}"
     response.status_code = 200 if task.ended else 202
     return TaskForm.of(task)
+
+
+@router.post("/hives/{hive}/computer", tags=["hives"], summary="Have the computer of a thread up")
+async def wake_computer(hive: HiveInPath, asked: Thread, door: AtDoor, caller: FromCaller) -> ComputerForm:
+    """Bring the computer up and keep it until nobody has used it for a while: commands of this machine then join it."""
+    found = await door.hives.show(hive, account_id=caller.account_id)
+    computer = await door.sessions.resolve(found, asked.thread, account_id=caller.account_id)
+    return ComputerForm(session=door.sessions.wanted(found, asked.thread).id, down=computer.down)
 
 
 @router.get("/tasks", tags=["tasks"], summary="List tasks, the newest first")

@@ -1,0 +1,65 @@
+"""The engine of a program: a worker for tasks, with sandboxes and models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from skep.app.apiary import Tell, quiet
+from skep.app.choosing import Chooser
+from skep.app.modelling import build_models
+from skep.app.program import Program
+from skep.app.reception import open_sessions
+from skep.config import Environment, Settings
+from skep.sessions.controller import host_name
+from skep.sessions.sessions import Sessions
+from skep.tasks.worker import Bounds, Pace, Worker, Workshop, open_worker
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A worker, and the sessions in which it works."""
+
+    worker: Worker
+    sessions: Sessions
+
+
+@asynccontextmanager
+async def open_engine(program: Program, environment: Environment, *, tell: Tell = quiet) -> AsyncIterator[Engine]:
+    """Work on tasks, and run sandboxes for them, in this process until the block ends."""
+    models = build_models(program.settings, environment)
+    chooser = Chooser(program.settings, environment.cloud_keys, program=program, tell=tell)
+    async with open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions:
+        workshop = Workshop(
+            database=program.database,
+            log=program.log,
+            hives=program.hives,
+            leases=program.leases,
+            sessions=sessions,
+            models=models,
+            host=host_name(program.paths.home),
+            households=program.paths.home / "hives",
+            pace=_pace(program.settings),
+            bounds=_bounds(program.settings),
+            confidence=program.settings.tasks.confidence,
+            approval_timeout_s=program.settings.policy.approval_timeout_s,
+        )
+        async with open_worker(workshop) as worker:
+            yield Engine(worker, sessions)
+
+
+def _pace(settings: Settings) -> Pace:
+    wanted = settings.tasks
+    return Pace(wanted.concurrent, wanted.concurrent_per_account, wanted.starts_per_minute)
+
+
+def _bounds(settings: Settings) -> Bounds:
+    wanted = settings.budgets
+    return Bounds(
+        usd=wanted.usd_per_task,
+        steps=wanted.steps_per_task,
+        requests=wanted.requests_per_task,
+        tokens=wanted.tokens_per_task,
+        seconds=wanted.seconds_per_task,
+    )
