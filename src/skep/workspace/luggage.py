@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,7 @@ class Unpacking:
             raise _garbled("content that nobody has")
         self._weigh(size)
         digest = hashlib.sha256()
-        with os.fdopen(_open_below(self._base, path), "rb") as file:
+        with suppress(OSError), os.fdopen(_open_below(self._base, path), "rb") as file:
             while data := file.read(1 << 20):
                 digest.update(data)
                 yield memoryview(data)
