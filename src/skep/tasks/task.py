@@ -12,9 +12,11 @@ from typing import Any, Literal, get_args
 from skep.state.record import write_time
 
 Status = Literal["waiting", "queued", "running", "asking", "cancelling", "succeeded", "failed", "cancelled"]
+End = Literal["succeeded", "failed", "cancelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 #: Those from which a task comes to no other.
-ENDED: tuple[Status, ...] = ("succeeded", "failed", "cancelled")
+ENDED: tuple[End, ...] = get_args(End)
+OPEN: tuple[Status, ...] = ("waiting", "queued", "running", "asking", "cancelling")
 #: Those in which a worker has the task.
 HELD: tuple[Status, ...] = ("running", "asking", "cancelling")
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from functools import partial
+from typing import Any
 
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from skep.errors import Conflict, InvalidRequest, LeaseLost
+from skep.sessions.key import check_key as check_thread
 from skep.state.database import Database
-from skep.state.events import Recorded
-from skep.state.hives import Hive
+from skep.state.events import Answered, Asked, CancelAsked, Event, Planned, Prompted, Recorded, TaskEnded, TaskForked
+from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
-from skep.tasks.task import Step, Task
+from skep.state.names import shown
+from skep.state.schema import events, steps, tasks
+from skep.tasks import outline
+from skep.tasks.ledger import Ledger, change
+from skep.tasks.submission import check_key, check_prompt, enter, new_row
+from skep.tasks.task import ENDED, STATUSES, Step, Task
+
+MOST_LISTED = 1000
 
 
 def _nobody() -> None:
@@ -22,9 +39,9 @@ class Tasks:
     """
 
     def __init__(self, database: Database, log: EventLog, *, wake: Callable[[], None] = _nobody) -> None:
-        self._database = database
-        self._log = log
+        self.ledger = Ledger(database, log)
         self.wake = wake
+        self._hives = Hives(database, log)
 
     async def submit(
         self, hive: Hive, prompt: str, *, thread: str = "cli:default", actor: str, key: str | None = None
@@ -34,42 +51,208 @@ class Tasks:
         The same `key` again, of the same account, returns the task that it made first. A thread that is busy does what
         the hive's `same_thread` says: the prompt waits, raises ThreadBusy, or ends the task before it.
         """
-        raise NotImplementedError
+        check_prompt(prompt)
+        check_thread(thread)
+        check_key(key)
+        now = self.ledger.now()
+        row = new_row(hive, prompt, thread=thread, actor=actor, now=now, idempotency_key=key)
+        if key is not None and (known := await self._of_key(hive.account_id, key)) is not None:
+            return known
+        try:
+            return await self._enter(row, [Prompted(text=prompt, thread=thread)])
+        except IntegrityError:
+            if key is None or (known := await self._of_key(hive.account_id, key)) is None:
+                raise
+            return known
+
+    async def _enter(self, row: dict[str, Any], happened: list[Event]) -> Task:
+        filed = {"hive_id": row["hive_id"], "account_id": row["account_id"], "actor": row["actor"]}
+        await self.ledger.log.append_all(happened, task_id=row["id"], alongside=partial(_enter, row), **filed)
+        self.wake()
+        return await self.show(row["id"], account_id=row["account_id"])
+
+    async def _of_key(self, account_id: str, key: str) -> Task | None:
+        same = (tasks.c.account_id == account_id, tasks.c.idempotency_key == key)
+        found = await self.ledger.select(select(tasks).where(*same))
+        return found[0] if found else None
 
     async def show(self, task_id: str, *, account_id: str) -> Task:
         """Return a task of that account; NotFound for any other."""
-        raise NotImplementedError
+        return await self.ledger.get(task_id, account_id=account_id)
+
+    async def steps(self, task_id: str, *, account_id: str) -> tuple[Step, ...]:
+        """Return the durable steps that a task took, for `fork`."""
+        task = await self.show(task_id, account_id=account_id)
+        return await outline.read_steps(self.ledger, task)
 
     async def list(
         self, *, account_id: str, hive_id: str | None = None, statuses: Collection[str] = (), limit: int = 50
-    ) -> list[Task]:
+    ) -> tuple[Task, ...]:
         """Return tasks of an account, the newest first."""
-        raise NotImplementedError
-
-    async def steps(self, task_id: str, *, account_id: str) -> list[Step]:
-        """Return the durable steps that a task took, for `fork`."""
-        raise NotImplementedError
+        if unknown := sorted(set(statuses) - set(STATUSES)):
+            raise InvalidRequest(f"there is no status {shown(unknown[0])}", hint=f"use some of {', '.join(STATUSES)}")
+        if not 1 <= limit <= MOST_LISTED:
+            raise InvalidRequest(f"limit is {limit}", hint=f"use 1 to {MOST_LISTED}")
+        statement = select(tasks).where(tasks.c.account_id == account_id)
+        if hive_id is not None:
+            statement = statement.where(tasks.c.hive_id == hive_id)
+        if statuses:
+            statement = statement.where(tasks.c.status.in_(statuses))
+        return await self.ledger.select(statement.order_by(tasks.c.created_at.desc(), tasks.c.id).limit(limit))
 
     async def cancel(self, task_id: str, *, account_id: str, actor: str, why: str = "") -> Task:
-        """Have a task end at once; harmless if it has ended."""
-        raise NotImplementedError
+        """Have a task and all that it has others do end at once; harmless if it has ended."""
+        while True:
+            task = await self.show(task_id, account_id=account_id)
+            if task.ended or await cancel(self.ledger, task, actor=actor, why=why):
+                break
+        for child in await self.ledger.select(_open_children(task_id)):
+            await self.cancel(child.id, account_id=account_id, actor=actor, why=f"{task_id} was cancelled")
+        self.wake()
+        return await self.show(task_id, account_id=account_id)
 
     async def retry(self, task_id: str, *, account_id: str, actor: str) -> Task:
         """Make a new task of an ended one's prompt."""
-        raise NotImplementedError
+        return await self._again(await self._ended(task_id, account_id), 0, actor)
 
     async def fork(self, task_id: str, step: int, *, account_id: str, actor: str) -> Task:
-        """Make a new task that takes over the steps of an ended one up to and with `step`, and goes on from there."""
-        raise NotImplementedError
+        """Make a new task that takes over the steps of an ended one up to and with `step`, and goes on from there.
+
+        The files of the workspace are not part of a step: they stay as they are.
+        """
+        task = await self._ended(task_id, account_id)
+        done = [one.number for one in await outline.read_steps(self.ledger, task) if one.status == "done"]
+        if step not in done:
+            reach = f"it has the steps {done[0]} to {done[-1]}" if done else "it has none"
+            raise InvalidRequest(f"task {task_id} has no step {step}: {reach}", hint=f"see: skep task show {task_id}")
+        return await self._again(task, step, actor)
+
+    async def _ended(self, task_id: str, account_id: str) -> Task:
+        task = await self.show(task_id, account_id=account_id)
+        if not task.ended:
+            raise Conflict(
+                f"task {task_id} has not ended, it is {task.status}",
+                hint=f"wait for it, or end it with: skep task cancel {task_id}",
+            )
+        return task
+
+    async def _again(self, task: Task, step: int, actor: str) -> Task:
+        hive = await self._hives.show(task.hive_id, account_id=task.account_id)
+        row = new_row(
+            hive, task.prompt, thread=task.thread, actor=actor, now=self.ledger.now(), origin=task.id, step=step
+        )
+        return await self._enter(
+            row, [TaskForked(origin=task.id, step=step), Prompted(text=task.prompt, thread=task.thread)]
+        )
 
     async def answer(self, task_id: str, answer: str, *, account_id: str, actor: str, call: str | None = None) -> Task:
         """Answer what a task asks, or the question that `call` names; Conflict if it asks nothing."""
-        raise NotImplementedError
+        task = await self.show(task_id, account_id=account_id)
+        asked = await self._question(task, call)
+        if asked.choices and asked.kind == "approval" and answer not in asked.choices:
+            raise InvalidRequest(f"{shown(answer)} is no answer", hint=f"say {' or '.join(asked.choices)}")
+        keep = partial(_keep_answer, task, asked.call)
+        try:
+            await self.ledger.append(task, [Answered(call=asked.call, answer=check_prompt(answer))], actor, keep)
+        except (IntegrityError, LeaseLost) as error:
+            raise _nothing_asked(task) from error
+        self.wake()
+        return await self.show(task_id, account_id=account_id)
 
-    def follow(self, task: Task, *, after: int = 0) -> AsyncGenerator[Recorded]:
+    async def _question(self, task: Task, call: str | None) -> Asked:
+        """Return the last question of a task that has no answer yet."""
+        known = await self.ledger.log.page(
+            task.hive_id, task_id=task.id, types=("asked", "answered", "observed"), limit=10_000
+        )
+        closed = {one.event.call for one in known if not isinstance(one.event, Asked)}  # type: ignore[union-attr]
+        for one in reversed(known):
+            if isinstance(one.event, Asked) and one.event.call not in closed and call in (None, one.event.call):
+                return one.event
+        raise _nothing_asked(task)
+
+    async def follow(self, task: Task, *, after: int = 0) -> AsyncGenerator[Recorded]:
         """Yield the events of a task and of its children after that sequence number; end behind its TaskEnded."""
-        raise NotImplementedError
+        family, start = await self._family(task)
+        ended = await self._end_of(task)
+        if ended is not None and ended <= after:
+            return
+        async with aclosing(self.ledger.log.follow(task.hive_id, after=max(after, start - 1))) as stream:
+            async for recorded in stream:
+                if recorded.task_id not in family:
+                    continue
+                if isinstance(recorded.event, Planned):
+                    family |= {str(one["id"]) for one in recorded.event.tasks}
+                yield recorded
+                if recorded.task_id == task.id and isinstance(recorded.event, TaskEnded):
+                    return
+
+    async def _family(self, task: Task) -> tuple[set[str], int]:
+        """Return the ids of a task and all below it, and the number of its first event."""
+        same_root = select(tasks.c.id, tasks.c.parent).where(tasks.c.root == task.root).order_by(tasks.c.created_at)
+        first = select(events.c.seq).where(events.c.hive_id == task.hive_id, events.c.task_id == task.id)
+        async with self.ledger.database.read() as connection:
+            rows = (await connection.execute(same_root)).all()
+            start = (await connection.execute(first.order_by(events.c.seq).limit(1))).scalar_one_or_none()
+        family = {task.id}
+        for row in rows:
+            if row.parent in family:
+                family.add(row.id)
+        return family, start or 1
+
+    async def _end_of(self, task: Task) -> int | None:
+        page = await self.ledger.log.page(task.hive_id, task_id=task.id, types=("task_ended",), limit=1)
+        return page[0].seq if page else None
 
     async def wait(self, task_id: str, *, account_id: str, timeout_s: float | None) -> Task:
         """Return the task when it has ended, or as it is when the time is up."""
-        raise NotImplementedError
+        task = await self.show(task_id, account_id=account_id)
+        if not task.ended:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._until_ended(task)
+            except TimeoutError:
+                pass
+        return await self.show(task_id, account_id=account_id)
+
+    async def _until_ended(self, task: Task) -> None:
+        ends = self.ledger.log.follow(task.hive_id, task_id=task.id, types=("task_ended",))
+        async with aclosing(ends) as stream:
+            async for _ in stream:
+                return
+
+
+async def cancel(ledger: Ledger, task: Task, *, actor: str, why: str) -> bool:
+    """Have one task end; False if it has changed since it was read."""
+    asked, reason = CancelAsked(why=why), why or "somebody cancelled it"
+    if task.status == "cancelling":
+        return True
+    if task.starts == 0:
+        return await ledger.end(task, "cancelled", why=reason, actor=actor, before=[asked], error=reason)
+
+    async def mark(connection: AsyncConnection) -> None:
+        same = (tasks.c.starts == task.starts, tasks.c.status == task.status)
+        await change(connection, task, {"status": "cancelling", "error": reason}, *same)
+
+    try:
+        await ledger.append(task, [asked], actor, mark)
+    except LeaseLost:
+        return False
+    return True
+
+
+async def _enter(row: dict[str, Any], connection: AsyncConnection) -> None:
+    await enter(connection, row)
+
+
+async def _keep_answer(task: Task, call: str, connection: AsyncConnection) -> None:
+    # The number is not that of the event: nobody reads an answer by its key, which only keeps a second one out.
+    await connection.execute(insert(steps).values(task_id=task.id, key=f"answered {call}", seq=0))
+    await change(connection, task, {"status": "running"}, tasks.c.status == "asking")
+
+
+def _open_children(task_id: str) -> Any:
+    return select(tasks).where(tasks.c.parent == task_id, tasks.c.status.not_in(ENDED))
+
+
+def _nothing_asked(task: Task) -> Conflict:
+    return Conflict(f"task {task.id} waits for no answer", hint=f"see: skep task show {task.id}")

@@ -2,74 +2,268 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+import structlog
+from sqlalchemy import select
+
+from skep.errors import LeaseLost, NotFound, SkepError, Unavailable
+from skep.sessions.controller import TTL_S, Controller
 from skep.state.database import Database
+from skep.state.events import Replied
 from skep.state.hives import Hives
 from skep.state.leases import Leases
 from skep.state.log import EventLog
+from skep.state.schema import tasks as rows
+from skep.tasks.afterwards import Jobs, follow_up
+from skep.tasks.dispatch import Dispatcher
+from skep.tasks.engine import Engine, Pace
+from skep.tasks.journal import Journal
+from skep.tasks.ledger import held_by
+from skep.tasks.relief import Relief
+from skep.tasks.run import Outcome, Run
+from skep.tasks.task import OPEN, Task
 from skep.tasks.tasks import Tasks
 
-if TYPE_CHECKING:
-    from skep.models.models import Models
-    from skep.sessions.sessions import Sessions
+#: How often a worker looks for tasks, for workers that died, and for tasks of its own that are to end.
+LOOK_S = 1.0
+_CANCEL_S = 0.2
+_AGAIN_S = 0.5
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How much is worked on at once; None sets no limit."""
-
-    concurrent: int = 50
-    concurrent_per_account: int = 8
-    starts_per_minute: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one task may use before it has to end with what it has; None sets no limit."""
-
-    usd: float | None = 2.0
-    steps: int = 50
-    requests: int = 100
-    tokens: int = 2_000_000
-    seconds: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What a worker works with, put together by the program.
-
-    `households` is the folder of the hives' own files (`<households>/<hive id>/memory/…`), `host` what this machine is
-    called (`skep.sessions.controller.host_name`), `confidence` the least with which an answer is taken as it is.
-    """
-
-    database: Database
-    log: EventLog
-    hives: Hives
-    leases: Leases
-    sessions: Sessions
-    models: Models
-    host: str
-    households: Path
-    pace: Pace = Pace()
-    bounds: Bounds = Bounds()
-    confidence: float = 0.5
-    approval_timeout_s: float = 3600.0
+#: Carries one task to its outcome.
+Carry = Callable[[Run], Awaitable[Outcome]]
 
 
 class Worker:
-    """The engine in this process; `tasks` wakes it."""
+    """The engine in this process. `tasks` wakes it, and it works on whatever is on record."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self.tasks = tasks
+    def __init__(self, database: Database, log: EventLog, leases: Leases, carry: Carry, jobs: Jobs) -> None:
+        self.tasks = Tasks(database, log, wake=self.wake)
+        self._ledger = self.tasks.ledger
+        self._leases = leases
+        self._hives = Hives(database, log)
+        self._carry = carry
+        self._jobs = jobs
+        self._running: dict[str, asyncio.Task[Outcome]] = {}
+        self._unwanted: set[str] = set()
+        self._closing = False
+        self._due = asyncio.Event()
+        self._log = structlog.get_logger("skep.tasks")
+
+    def wake(self) -> None:
+        """Have it look at once."""
+        self._due.set()
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The ids of the tasks that this process works on."""
+        return tuple(self._running)
+
+    @asynccontextmanager
+    async def _open(self, controller: Controller, pace: Pace) -> AsyncIterator[None]:
+        self._name = controller.name
+        self._engine = await Engine.start(
+            self._ledger.database.location,
+            controller.name,
+            carry=self._work,
+            follow_up=self._follow_up,
+            pace=pace,
+        )
+        dispatcher = Dispatcher(self._ledger, self._engine.enqueue)
+        relief = Relief(self._ledger, self._leases, self._engine, controller.identity)
+        try:
+            await relief.take_in()
+            loops = (self._dispatch(dispatcher), self._relieve(relief), self._watch())
+            looking = [asyncio.create_task(loop, name="skep worker") for loop in loops]
+            try:
+                yield
+            finally:
+                for loop in looking:
+                    loop.cancel()
+                await asyncio.wait(looking)
+        finally:
+            await self._suspend()
+            await self._engine.close()
+
+    async def _dispatch(self, dispatcher: Dispatcher) -> None:
+        while True:
+            self._due.clear()
+            with suppress(Unavailable):
+                while await dispatcher.sweep():
+                    pass
+                await self._cancel_unwanted()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), LOOK_S)
+
+    async def _relieve(self, relief: Relief) -> None:
+        while True:
+            with suppress(Unavailable):
+                if left := await relief.sweep():
+                    self._log.info("tasks_taken_over", number=left)
+            await asyncio.sleep(LOOK_S)
+
+    async def _watch(self) -> None:
+        """Look for tasks of this process that somebody elsewhere wants to end."""
+        while True:
+            await asyncio.sleep(_CANCEL_S)
+            if self._running:
+                with suppress(Unavailable):
+                    await self._cancel_unwanted()
+
+    async def _cancel_unwanted(self) -> None:
+        for task in await self._ledger.select(held_by(self._name, "cancelling")):
+            scope = self._running.get(task.id)
+            if scope is not None and task.id not in self._unwanted:
+                self._unwanted.add(task.id)
+                scope.cancel()
+
+    async def _work(self, task_id: str) -> None:
+        """Carry a task from where it is to its end. This is what the engine runs."""
+        if self._closing:
+            raise asyncio.CancelledError
+        task = await self._ledger.start(task_id, worker=self._name)
+        if task is None:
+            return await self._rest(task_id)
+        journal = await Journal.open(self._ledger, task)
+        try:
+            await self._see_through(task, journal)
+        finally:
+            self._unwanted.discard(task_id)
+        return await self._rest(task_id)
+
+    async def _see_through(self, task: Task, journal: Journal) -> None:
+        scope = asyncio.create_task(self._carry_out(task, journal), name=f"skep task {task.id}")
+        self._running[task.id] = scope
+        if task.status == "cancelling":
+            self._unwanted.add(task.id)
+            scope.cancel()
+        try:
+            await asyncio.wait([scope])
+        finally:
+            scope.cancel()  # if it is this that was cancelled
+            await asyncio.wait([scope])
+            del self._running[task.id]
+        if self._closing:
+            raise asyncio.CancelledError
+        outcome = await self._outcome(task, scope)
+        await self._end(task, outcome)
+
+    async def _carry_out(self, task: Task, journal: Journal) -> Outcome:
+        try:
+            hive = await self._hives.show(task.hive_id, account_id=task.account_id)
+            return await self._carry(Run(task, hive, journal, self._engine.step))
+        finally:
+            await journal.close()
+
+    async def _outcome(self, task: Task, scope: asyncio.Task[Outcome]) -> Outcome | None:
+        """Say what came of it; None if it was cancelled."""
+        if scope.cancelled():
+            return None
+        match scope.exception():
+            case None:
+                return scope.result()
+            case LeaseLost() as error if await self._is_taken(task):
+                raise error
+            case SkepError() as error:
+                return Outcome("failed", error.message if error.hint is None else f"{error.message}; {error.hint}")
+            case error:
+                self._log.error("task_broke", task=task.id, exc_info=error)
+                return Outcome("failed", f"Skep itself failed: {type(error).__name__}: {error}"[:500])
+
+    async def _is_taken(self, task: Task) -> bool:
+        now = await self._ledger.find(task.id)
+        return now is None or now.ended or now.starts != task.starts
+
+    async def _end(self, task: Task, outcome: Outcome | None) -> None:
+        while True:
+            try:
+                now = await self._ledger.find(task.id)
+                if now is None or now.ended or now.starts != task.starts:
+                    raise LeaseLost(f"another worker has task {task.id}", hint="stop working on it")
+                if await self._write_end(now, outcome):
+                    return
+            except LeaseLost:
+                raise
+            except Unavailable:
+                await asyncio.sleep(_AGAIN_S)  # it has come to its end, and that has to be on record
+
+    async def _write_end(self, task: Task, outcome: Outcome | None) -> bool:
+        if outcome is None or task.status == "cancelling":
+            why = task.error or "somebody cancelled it"
+            return await self._ledger.end(task, "cancelled", why=why, actor="worker", error=why)
+        said = () if outcome.reply is None else (_reply(outcome),)
+        return await self._ledger.end(
+            task,
+            outcome.status,
+            why=outcome.why,
+            actor="worker",
+            before=[*outcome.before, *said],
+            reply=outcome.reply,
+            confidence=outcome.confidence,
+            partial=outcome.partial,
+            scripted=outcome.scripted,
+            usd=outcome.usd,
+            unpriced=outcome.unpriced,
+            tokens=outcome.tokens,
+            error=None if outcome.status == "succeeded" else outcome.why,
+        )
+
+    async def _rest(self, task_id: str) -> None:
+        """See to what is left when a task has ended: its children, its jobs, and those who wait for it."""
+        task = await self._ledger.find(task_id)
+        if task is None or not task.ended:
+            return
+        children = select(rows).where(rows.c.parent == task_id, rows.c.status.in_(OPEN))
+        for child in await self._ledger.select(children):
+            why = f"{task_id} has ended"
+            await self.tasks.cancel(child.id, account_id=child.account_id, actor="queen", why=why)
+        await self._engine.enqueue_afterwards(task)
+        self.wake()
+
+    async def _follow_up(self, task_id: str) -> None:
+        if self._closing:
+            raise asyncio.CancelledError
+        task = await self._ledger.find(task_id)
+        if task is None:
+            return
+        with suppress(NotFound):  # a hive that was deleted since learns nothing more
+            hive = await self._hives.show(task.hive_id, account_id=task.account_id)
+            await follow_up(self._ledger, task, hive, self._jobs, self._engine.step)
+
+    async def _suspend(self) -> None:
+        """Break off what runs, without an end: another process, or this one later, goes on with it."""
+        self._closing = True
+        scopes = list(self._running.values())
+        for scope in scopes:
+            scope.cancel()
+        if scopes:
+            await asyncio.wait(scopes)
+
+
+def _reply(outcome: Outcome) -> Replied:
+    return Replied(
+        text=outcome.reply or "", confidence=outcome.confidence, partial=outcome.partial, scripted=outcome.scripted
+    )
 
 
 @asynccontextmanager
-async def open_worker(workshop: Workshop) -> AsyncIterator[Worker]:
+async def run_worker(
+    database: Database,
+    log: EventLog,
+    leases: Leases,
+    *,
+    host: str,
+    carry: Carry,
+    jobs: Jobs | None = None,
+    pace: Pace | None = None,
+    ttl_s: float = TTL_S,
+) -> AsyncIterator[Worker]:
     """Work on tasks in this process until the block ends; what is not done then goes on elsewhere, or next time."""
-    raise NotImplementedError
-    yield
+    async with AsyncExitStack() as stack:
+        controller = await Controller.start(leases, host, ttl_s=ttl_s)
+        stack.push_async_callback(controller.stop)
+        worker = Worker(database, log, leases, carry, jobs or {})
+        await stack.enter_async_context(worker._open(controller, pace or Pace()))
+        yield worker

@@ -1,0 +1,147 @@
+"""What one worker puts on record of one task: each thing once, however often its step is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from skep.errors import Defect, LeaseLost, Unavailable
+from skep.state.events import Event, Recorded
+from skep.state.schema import event_heads, steps, tasks
+from skep.tasks.ledger import Ledger, change, keys_of
+from skep.tasks.task import ENDED, Task
+
+#: How long a database that is away is waited for, and how long between two tries.
+PATIENCE_S = 60.0
+_PAUSE_S = 0.25
+
+Entry = tuple[str, Event]
+
+
+class Journal:
+    """The record of a task for the worker that has it.
+
+    An event is kept under a key; one that is there already is not written again. Whoever lost the task to another
+    worker gets LeaseLost and writes nothing.
+    """
+
+    def __init__(self, ledger: Ledger, task: Task, keys: Mapping[str, int], *, actor: str = "worker") -> None:
+        self._ledger = ledger
+        self._task = task
+        self._keys = dict(keys)
+        self._actor = actor
+        self._due: list[Entry] = []
+        self._turn = asyncio.Lock()
+        self._behind: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, ledger: Ledger, task: Task, *, actor: str = "worker") -> Journal:
+        return cls(ledger, task, await read_keys(ledger, task.id), actor=actor)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    async def read(self, key: str) -> Recorded:
+        """Return what was recorded under a key, by whichever worker."""
+        await self.flush()
+        seq = self._keys[key]
+        page = await self._ledger.log.page(self._task.hive_id, after=seq - 1, limit=1)
+        if not page or page[0].seq != seq:
+            raise Defect(f"event {seq} of {self._task.hive_id} is not where task {self._task.id} has it")
+        return page[0]
+
+    def note(self, key: str, event: Event) -> None:
+        """Record an event soon: the next `record` or `flush` waits for it, and says if it could not be done."""
+        if key in self._keys or any(key == due for due, _ in self._due):
+            return
+        self._due.append((key, event))
+        if self._behind is None or self._behind.done():
+            self._behind = asyncio.create_task(self._write_due(), name=f"skep journal {self._task.id}")
+
+    async def record(self, *entries: Entry, **changes: Any) -> None:
+        """Record events now, behind those that are due; with `changes` of the task's row in the same transaction."""
+        for key, event in entries:
+            if key not in self._keys:
+                self._due.append((key, event))
+        await self.flush(**changes)
+
+    async def flush(self, **changes: Any) -> None:
+        """Wait until everything is on record."""
+        await self._drain(changes)
+        if self._behind is not None and self._behind.done():
+            self._behind.result()
+
+    async def close(self) -> None:
+        """Write what is due, and leave nothing running."""
+        try:
+            await self.flush()
+        finally:
+            if self._behind is not None:
+                await asyncio.wait([self._behind])
+
+    async def _write_due(self) -> None:
+        await self._drain({})
+
+    async def _drain(self, changes: Mapping[str, Any]) -> None:
+        async with self._turn:
+            entries, self._due = self._due, []
+            if entries or changes:
+                await self._write(entries, changes)
+
+    async def _write(self, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+        """Write, and wait for a database that is away for a while."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                return await self._append(entries, changes)
+            except LeaseLost:
+                raise
+            except Unavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+            except IntegrityError:
+                # The try before did commit, though its answer was lost.
+                self._keys = await read_keys(self._ledger, self._task.id)
+                if not all(key in self._keys for key, _ in entries):
+                    raise
+                return None
+
+    async def _append(self, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+        if not entries:
+            async with self._ledger.database.write() as connection:
+                await change(connection, self._task, changes, tasks.c.starts == self._task.starts)
+            return
+        written: dict[str, int] = {}
+
+        async def alongside(connection: AsyncConnection) -> None:
+            end = await self._end(connection)
+            written.update({key: end + index for index, (key, _) in enumerate(entries, start=1)})
+            rows = [{"task_id": self._task.id, "key": key, "seq": seq} for key, seq in written.items()]
+            await connection.execute(insert(steps), rows)
+            if changes:
+                await change(connection, self._task, changes)
+
+        await self._ledger.append(self._task, [event for _, event in entries], self._actor, alongside)
+        self._keys.update(written)
+
+    async def _end(self, connection: AsyncConnection) -> int:
+        """Return the number of the hive's last event, if this worker still has the task."""
+        mine = (tasks.c.id == self._task.id, tasks.c.starts == self._task.starts, tasks.c.status.not_in(ENDED))
+        joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id)
+        end = (
+            await connection.execute(select(event_heads.c.seq).select_from(joined).where(*mine))
+        ).scalar_one_or_none()
+        if end is None:
+            raise LeaseLost(f"task {self._task.id} has ended, or another worker has it", hint="stop working on it")
+        return int(end)
+
+
+async def read_keys(ledger: Ledger, task_id: str) -> dict[str, int]:
+    async with ledger.database.read() as connection:
+        return {row.key: row.seq for row in (await connection.execute(keys_of(task_id))).all()}

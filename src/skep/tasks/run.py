@@ -1,0 +1,68 @@
+"""One task in the hands of one worker: its record, and its durable steps in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from skep.state.events import Event
+from skep.state.hives import Hive
+from skep.tasks.journal import Journal
+from skep.tasks.outline import step_key
+from skep.tasks.task import Task
+
+#: Does something under a name, once: see `Engine.step`.
+Durably = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task came to. `why` is one sentence for the person; `before` goes on record before the end."""
+
+    status: Literal["succeeded", "failed"]
+    why: str
+    reply: str | None = None
+    confidence: float | None = None
+    partial: bool = False
+    scripted: bool = False
+    usd: float = 0.0
+    unpriced: int = 0
+    tokens: int = 0
+    before: tuple[Event, ...] = ()
+
+
+class Run:
+    """A task that is worked on. Steps are numbered as they come, the same whenever the task is gone through again."""
+
+    def __init__(self, task: Task, hive: Hive, journal: Journal, durably: Durably) -> None:
+        self.task = task
+        self.hive = hive
+        self.journal = journal
+        self.number = 0
+        self._durably = durably
+
+    async def step(self, name: str, body: Callable[[], Awaitable[Any]]) -> Any:
+        """Take the next durable step; what it returns is JSON."""
+        self.number += 1
+        return await self._durably(name, body)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the next step is new: not taken over from the task that this one was forked from."""
+        return self.number >= self.task.step
+
+    @property
+    def own(self) -> bool:
+        """Whether the last step is this task's own, and so belongs on its record."""
+        return self.number > self.task.step
+
+    def note(self, key: str, event: Event, *, numbered: bool = False) -> None:
+        """Record soon what came of the last step; numbered for what stands for the step itself."""
+        if self.own:
+            self.journal.note(step_key(self.number, key) if numbered else key, event)
+
+    async def record(self, key: str, event: Event, **changes: Any) -> None:
+        """Record now what is to come before the next step."""
+        if self.ahead:
+            await self.journal.record((key, event), **changes)
