@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from skep.agent.scratchpad import CLOSE, OPEN
 from skep.sandbox.claim import claim
 from skep.sandbox.stack import Mount
 from skep.state.names import check_name
@@ -19,6 +20,8 @@ from skep.workspace.faults import explained
 #: Where a hive finds its own folder and a ticket.
 HIVE = "/workspace/hive"
 TICKET = "/workspace/ticket"
+#: The part of MEMORY.md that the hive's own workers write.
+SCRATCHPAD = f"{OPEN}\n{CLOSE}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class Household:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for shelf in self.skills:  # the mount points: nothing can be made in a folder that is shown read-only
                 (self.folder / "skills" / shelf).mkdir(mode=0o700, exist_ok=True)
-            _write_new(self.folder / "MEMORY.md", f"# Memory of {self.name}\n\nNothing is remembered yet.\n")
+            _write_new(
+                self.folder / "MEMORY.md", f"# Memory of {self.name}\n\nNothing is remembered yet.\n\n{SCRATCHPAD}"
+            )
             about = f'id = "{self.hive_id}"\nname = "{self.name}"\naccount = "{self.account_id}"\n'
             _write_new(self.folder / ".hive.toml", about)
 

@@ -27,7 +27,13 @@ def missing_packages(text: str) -> tuple[str, ...]:
 
 async def printed(computer: Computer, action: Action, done: Execution) -> dict[str, Any]:
     """Return the fields of an observation that say what was printed."""
-    return asdict(await keep(computer, action.stamp.call, done.text, done.error_text, cut=done.truncated))
+    stdout, stderr = _joined(done.stdout, done.stdout_end), _joined(done.stderr, done.stderr_end)
+    return asdict(await keep(computer, action.stamp.call, stdout, stderr, cut=done.truncated))
+
+
+def _joined(head: bytes, end: bytes) -> str:
+    between = b"\n[\xe2\x80\xa6 more was printed here than is kept \xe2\x80\xa6]\n" if end else b""
+    return (head + between + end).decode(errors="replace")
 
 
 def failed_by_itself(
