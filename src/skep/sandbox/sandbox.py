@@ -86,8 +86,11 @@ class Execution:
     stdout: bytes
     stderr: bytes
     duration_s: float
-    #: Output beyond `Limits.output_bytes` of a stream was read and thrown away.
+    #: Output beyond `Limits.output_bytes` of a stream was read and thrown away, all but its last words.
     truncated: bool = False
+    #: The last of what was left out of each stream, at most 16 KiB.
+    stdout_end: bytes = b""
+    stderr_end: bytes = b""
 
     @property
     def exit_code(self) -> int:
@@ -435,22 +438,20 @@ class Sandbox(abc.ABC):
 
 #: How often a sandbox that cannot tell is asked whether it lives.
 _LOOK_S = 0.5
+#: How much is kept of the end of an output that is too long to be kept.
+_LAST_BYTES = 16 << 10
 #: How long a finished command's pipes are still read when a process it left behind holds them open.
 _LINGER_S = 0.1
 
 
 async def _gather(process: Process, data: bytes, *, began: float, keep: int) -> Execution:
-    out, err = bytearray(), bytearray()
-    readers = [
-        asyncio.create_task(_collect(process.stdout, out, keep)),
-        asyncio.create_task(_collect(process.stderr, err, keep)),
-    ]
+    out, err = _Kept(keep), _Kept(keep)
+    readers = [asyncio.create_task(out.collect(process.stdout)), asyncio.create_task(err.collect(process.stderr))]
     feeder = asyncio.create_task(_feed(process, data)) if data else None
     try:
         ended = await process.wait()
         if not all(reader.done() for reader in readers):
             await asyncio.wait(readers, timeout=_LINGER_S)
-        truncated = len(out) > keep or len(err) > keep
         for reader in readers:
             if reader.done():
                 reader.result()
@@ -459,13 +460,27 @@ async def _gather(process: Process, data: bytes, *, began: float, keep: int) -> 
             if task is not None:
                 task.cancel()
     duration = time.monotonic() - began
-    return Execution(ended, bytes(out[:keep]), bytes(err[:keep]), duration, truncated)
+    return Execution(
+        ended, bytes(out.head), bytes(err.head), duration, bool(out.end or err.end), bytes(out.end), bytes(err.end)
+    )
 
 
-async def _collect(stream: Stream, into: bytearray, keep: int) -> None:
-    async for chunk in stream:
-        if len(into) <= keep:  # one byte past the limit is kept as the sign that there was more
-            into += chunk[: keep + 1 - len(into)]
+@dataclass(slots=True)
+class _Kept:
+    """The beginning of a stream and, of what has no room there, the end."""
+
+    most: int
+    head: bytearray = field(default_factory=bytearray)
+    end: bytearray = field(default_factory=bytearray)
+
+    async def collect(self, stream: Stream) -> None:
+        async for chunk in stream:
+            room = self.most - len(self.head)
+            if room > 0:
+                self.head += chunk[:room]
+            if len(chunk) > room:
+                self.end += chunk[max(room, 0) :]
+                del self.end[:-_LAST_BYTES]
 
 
 async def _feed(process: Process, data: bytes) -> None:
