@@ -1,0 +1,81 @@
+"""What nobody should send, and no model should answer: clear errors, nothing lost, nothing leaked."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+
+import pytest
+from tests.journeys.house import House, finish
+from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Cut, Fault, Hangup, Malformed, Turn
+
+from skep.gateway.tokens import Tokens
+from skep.state.flags import DEFAULT
+
+FAULTS: tuple[Turn, ...] = (RATE_LIMIT, SERVER_ERROR, Malformed(), Cut())
+
+
+def test_faults_in_any_order_end_in_one_honest_state(served: House) -> None:
+    def ask(number: int, faults: tuple[Turn, ...]) -> None:
+        served.narrator.tell(f"case-order-{number}", *faults, finish("All is well."))
+        outcome = served.ask(f"Get through, case-order-{number}")
+        assert outcome.task["status"] in ("succeeded", "failed")
+        assert outcome.task["reply"]
+        assert len([one for one in outcome.events if one["type"] == "task_ended"]) == 1
+        assert len(outcome.healed) in (2, 3)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(24), permutations(FAULTS, 3)))
+
+
+def test_a_provider_that_says_the_key_back_does_not_leak_it(served: House, protocol: str) -> None:
+    key = f"sk-secret-{protocol}"
+    served.narrator.tell("case-echo", Fault(401, f"the key {key} is wrong"))
+    outcome = served.ask("Be careful, case-echo")
+    assert outcome.task["status"] == "failed"
+    assert key not in str(outcome)
+    assert key not in (served.home / "serve.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [("", "empty"), (" \n\t", "empty"), ("a\x00b", "character"), ("\x1b[2J", "character"), ("x" * (1 << 20), "bytes")],
+    ids=["empty", "blank", "nul", "escape", "1 MB"],
+)
+def test_a_prompt_that_cannot_be_worked_on_is_refused_with_the_reason(served: House, prompt: str, said: str) -> None:
+    answer = served.http("POST", "/api/hives/garden/prompt", json={"prompt": prompt})
+    assert answer.status_code in (400, 413)
+    assert said in answer.json()["message"]
+    assert answer.json()["hint"]
+
+
+def test_an_unknown_hive_is_not_found(served: House) -> None:
+    for hive in ("meadow", "hv-aaaaaaaaaaaaaaaaaaaaaaaaaa", "%2e%2e"):
+        assert served.http("POST", f"/api/hives/{hive}/prompt", json={"prompt": "Hello"}).status_code == 404
+
+
+def test_a_token_of_another_account_sees_nothing_of_this_one(served: House) -> None:
+    asyncio.run(served.settle({"acme/garden": DEFAULT}))
+    token = Tokens(served.home / ".local/share/skep/keys").of("acme")
+    served.narrator.tell("case-mine", finish("All is well."))
+    task = served.ask("Keep this to yourself, case-mine").task
+    missing = task["id"][:-4] + "aaaa"
+    for path in ("", "/events", "/steps"):
+        theirs = served.http("GET", f"/api/tasks/{task['id']}{path}", token=token)
+        nobodys = served.http("GET", f"/api/tasks/{missing}{path}", token=token)
+        assert (theirs.status_code, nobodys.status_code) == (404, 404)
+        assert theirs.text.replace(task["id"], "…") == nobodys.text.replace(missing, "…")
+        assert served.http("GET", f"/api/tasks/{task['id']}{path}").status_code == 200
+    assert served.http("POST", f"/api/tasks/{task['id']}/cancel", token=token).status_code == 404
+    assert served.http("GET", "/api/tasks", token=token).json() == []
+    assert (
+        served.http("POST", f"/api/hives/{task['hive']}/prompt", token=token, json={"prompt": "Hi"}).status_code == 404
+    )
+
+
+def test_a_server_that_hangs_up_is_one_that_cannot_be_reached(served: House) -> None:
+    served.narrator.tell("case-hangup", *(Hangup(),) * 3, finish("All is well."))
+    outcome = served.ask("Call again, case-hangup")
+    assert outcome.task["status"] == "succeeded"
+    assert [one[2] for one in outcome.healed] == ["transient"]

@@ -1,0 +1,139 @@
+"""Every row of the decision table, reached through the wire: a server of models fails, and a task lives with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from tests.journeys.house import House, command, descendants, finish, named, until
+from tests.models.servers import (
+    BAD_ARGUMENTS,
+    LONG,
+    OVERLOADED,
+    RATE_LIMIT,
+    SERVER_ERROR,
+    Call,
+    Cut,
+    Endless,
+    Fault,
+    Malformed,
+    Protocol,
+    Say,
+    Silence,
+    Turn,
+    overflow,
+)
+
+Healed = tuple[str, int, str, str]
+RETRY = (1, "transient", "RetryNow")
+REFLECT = (2, "reflection", "Reflect")
+NOTE = (3, "note", "GiveUp")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the model's server does, and what is made of it; after `turns` the worker finishes."""
+
+    name: str
+    turns: tuple[Turn | Callable[[Protocol], Turn], ...]
+    healed: tuple[Healed, ...]
+    status: str = "succeeded"
+
+
+SLEEP = command("sleep 60")
+IMPORT = command("python3 -c 'import nowhere'")
+CASES = [
+    Case("rate-limit", (RATE_LIMIT, RATE_LIMIT), (("rate_limit", 1, "rate_limit", "BackOff"),) * 2),
+    Case("server-error", (SERVER_ERROR,), (("server_error", *RETRY),)),
+    Case("overloaded", (OVERLOADED,) * 3, (("overloaded", *RETRY),)),
+    Case("resting", (Fault(503, "later", retry_after="0"),) * 3, (("overloaded", 1, "rate_limit", "BackOff"),)),
+    Case("timeout", (Silence(),), (("timeout", *RETRY),)),
+    Case("malformed", (Malformed(),), (("malformed", *RETRY),)),
+    Case("cut", (Cut(),), (("cut", *RETRY),)),
+    Case("overflow", (command("true"), overflow), (("context_overflow", 1, "context_overflow", "Compact"),)),
+    Case("slow-tool", (SLEEP,), (("tool_timeout", 1, "tool_timeout", "DoubleTimeout"),)),
+    Case(
+        "package",
+        (command("python3 -c 'import nowhere'"),),
+        (("missing_package", 1, "missing_package", "OfferInstall"),),
+    ),
+    Case("too-long", (LONG,), (("too_long", *REFLECT),)),
+    Case("arguments", (BAD_ARGUMENTS,) * 3, (("invalid_arguments", *REFLECT),)),
+    Case("tool", (Say(calls=(Call("fly", {}),)),) * 3, (("unknown_tool", *REFLECT),)),
+    Case("loop", (command("ls"),) * 5, (("loop", *REFLECT),)),
+    Case("doubt", (finish("Maybe.", 0.1),), (("low_confidence", 1, "low_confidence", "Escalate"),)),
+    Case("key", (Fault(401, "no such key"),), (("refused", *NOTE),), "failed"),
+    Case("broken", (SERVER_ERROR,) * 2, (("server_error", *RETRY), ("server_error", *NOTE)), "failed"),
+    Case("twice", (LONG, LONG), (("too_long", *REFLECT), ("too_long", *NOTE)), "failed"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_failure_is_met_as_the_table_says(served: House, protocol: Protocol, case: Case) -> None:
+    turns = [turn(protocol) if callable(turn) else turn for turn in case.turns]
+    served.narrator.tell(f"case-{case.name}", *turns, finish("All is well."))
+    outcome = served.ask(f"Do what is to be done in case-{case.name}")
+    assert outcome.healed == list(case.healed)
+    assert (outcome.task["status"], outcome.all("task_ended")[-1]["status"]) == (case.status, case.status)
+    if case.status == "succeeded":
+        assert outcome.task["reply"] == "All is well."
+    else:
+        (note,) = outcome.all("failure_noted")
+        assert note["signature"].startswith(case.healed[-1][0])
+        assert note["root_cause"] in outcome.task["reply"]
+
+
+def test_a_reflection_sees_what_was_executed_and_goes_before_the_next_attempt(served: House) -> None:
+    story = served.narrator.tell(
+        "case-reflection", *(command("ls /nowhere"),) * 5, finish("All is well."), reflection="Look elsewhere."
+    )
+    outcome = served.ask("Look into it, case-reflection")
+    (reflected,) = outcome.all("reflected")
+    assert reflected["note"] == "Look elsewhere."
+    assert "exit code 2: failed" in reflected["check"]
+    (asked,) = [one for one in story.received if "<evidence>" in one.text]
+    assert "exit code 2: failed" in asked.text
+    assert asked.model.startswith("light")
+    assert "<reflection>\\nLook elsewhere.\\n</reflection>" in story.requests("normal")[-1].text
+
+
+def test_a_sandbox_that_dies_is_resolved_anew_and_the_task_goes_on(served: House) -> None:
+    served.narrator.tell("case-lost", command("sleep 61", timeout_s=50), command("echo back"), finish("All is well."))
+    task = served.submit("Go on whatever happens, case-lost")
+    assert served.server is not None
+    owner = served.server.pid
+    sleeping = until(lambda: [one for one in descendants(owner) if named(one) == "sleep"], "the command")
+    os.kill(_sandbox_of(sleeping[0]), signal.SIGKILL)
+    outcome = served.outcome(task)
+    assert outcome.healed == [("sandbox_lost", 1, "sandbox_lost", "ResolveAgain")]
+    assert outcome.task["reply"] == "All is well."
+    assert "back\n" in [one.get("stdout") for one in outcome.observations]
+
+
+def _sandbox_of(pid: int) -> int:
+    """Return the process that is the first one inside the sandbox of another."""
+    while True:
+        with open(f"/proc/{pid}/status") as file:
+            fields = dict(line.split(":\t", 1) for line in file)
+        if fields["NSpid"].split()[-1] == "1":
+            return pid
+        pid = int(fields["PPid"])
+
+
+def test_an_endless_answer_comes_to_an_end(served: House) -> None:
+    served.narrator.tell("case-endless", Endless("and so on " * 200, 0), finish("All is well."))
+    outcome = served.ask("Say it all, case-endless")
+    assert [one[0] for one in outcome.healed] in (["too_long"], ["timeout"])
+    assert outcome.task["reply"] == "All is well."
+
+
+def test_a_limit_ends_in_what_there_is_by_then(served: House) -> None:
+    steps = [command(f"echo {number}") for number in range(20)]
+    served.narrator.tell("case-limit", *steps)
+    outcome = served.ask("Count for ever, case-limit")
+    assert outcome.task["partial"]
+    assert len(outcome.observations) == 8
+    assert outcome.task["reply"]

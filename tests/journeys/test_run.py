@@ -1,0 +1,58 @@
+"""A person types `skep run`: no server, one process, and a model at the other end of a wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.journeys.house import House, command, finish, house
+from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Fault, Protocol
+
+from skep.healing.breaker import USUAL
+
+
+@pytest.fixture(scope="module")
+def alone(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A home that nobody serves."""
+    with house(tmp_path_factory.mktemp(f"alone-{protocol}"), protocol) as made:
+        yield made
+
+
+def test_a_task_is_carried_through_failures_to_its_reply(alone: House, protocol: Protocol) -> None:
+    story = alone.narrator.tell("case-run", RATE_LIMIT, command("echo 6 x 7 > sum"), SERVER_ERROR, finish("It is 42."))
+    ran = alone.skep("run", "What is 6 x 7? case-run", "--hive", "garden")
+    assert (ran.returncode, ran.stdout) == (0, "It is 42.\n"), ran.stderr
+    for part in ("echo 6 x 7 > sum", "rate_limit", "BackOff", "server_error", "RetryNow", "succeeded"):
+        assert part in ran.stderr
+    assert {one.protocol for one in story.received} == {protocol}
+    assert all(one.streaming for one in story.received)
+
+
+def test_a_task_that_cannot_be_done_says_so_to_people_and_programs(alone: House) -> None:
+    alone.narrator.tell("case-refused", Fault(403, "this model is not for you"))
+    ran = alone.skep("run", "Try it, case-refused", "--hive", "garden", "--json")
+    assert ran.returncode == 1, ran.stderr
+    events = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [one["type"] for one in events].count("task_ended") == 1
+    assert events[0]["type"] == "prompted"
+    (note,) = [one["body"] for one in events if one["type"] == "failure_noted"]
+    assert "this model is not for you" in note["root_cause"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A home with two providers, served."""
+    with house(tmp_path_factory.mktemp("both"), "openai", "anthropic") as made, made.serving():
+        yield made
+
+
+def test_a_provider_whose_circuit_is_open_gives_way_to_another(both: House) -> None:
+    for number in range(USUAL.least):
+        both.narrator.tell(f"case-dead-{number}", SERVER_ERROR, SERVER_ERROR)
+        both.ask(f"Fail, case-dead-{number}")
+    story = both.narrator.tell("case-switch", finish("All is well."))
+    outcome = both.ask("Go on, case-switch")
+    assert ("circuit_open", 1, "circuit_open", "SwitchProvider") in outcome.healed
+    assert outcome.task["reply"] == "All is well."
+    assert {one.protocol for one in story.received} == {"anthropic"}
