@@ -21,6 +21,9 @@ from typing import Any, Literal, Self
 
 Protocol = Literal["openai", "anthropic"]
 
+#: A model of each that has a price, and that no SDK warns about.
+MODEL_IDS: dict[Protocol, str] = {"openai": "gpt-4o", "anthropic": "claude-haiku-5-5"}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -169,7 +169,9 @@ def _first(error: ValidationError, root: yaml.Node | None, name: str) -> str:
         if inner is None:
             path += f".{step}" if told["type"] in {"missing", "extra_forbidden"} else ""
             break
-        node, path = inner, f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}"
+        if inner is not node:
+            path += f"[{step}]" if isinstance(step, int) else f".{step}"
+        node = inner
     line = node.start_mark.line + 1 if node else 1
     message = told["msg"].removeprefix("Value error, ")
     return f"{name}, line {line}: {path.lstrip('.') or 'the script'}: {message[0].lower()}{message[1:]}"

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: One megabyte of text in pieces of one word each, with all that a protocol puts around them, is less than this.
 MOST_BYTES = 64 * 1024 * 1024
+#: Some decoders look at a whole line again with each piece of it, so a line without an end would stop the process.
+LONGEST_LINE_BYTES = 8 * 1024 * 1024
 
 
 class TooManyBytes(StreamError):
@@ -29,11 +31,13 @@ class _Bounded(AsyncByteStream):
         return getattr(self._inner, "elapsed", None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        seen = 0
+        seen = line = 0
         async for piece in self._inner:
             seen += len(piece)
-            if seen > MOST_BYTES:
-                raise TooManyBytes(f"the answer is larger than {MOST_BYTES // 1024**2} MB")
+            last = piece.rfind(b"\n")
+            line = line + len(piece) if last < 0 else len(piece) - last - 1
+            if seen > MOST_BYTES or line > LONGEST_LINE_BYTES:
+                raise TooManyBytes("the answer has more bytes than any that can be used")
             yield piece
 
     async def aclose(self) -> None:
