@@ -30,7 +30,7 @@ class Models:
         """`is_open` says of a provider that its circuit is open, so that it is not asked for now."""
         self.specs = tuple(specs)
         self._timeout_s = timeout_s
-        self._is_open = is_open
+        self.is_open = is_open
         self._providers = Providers(timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -51,17 +51,27 @@ class Models:
         Those to avoid are left out, unless there are no others.
         """
         order = by_nearness(level or ROLE_LEVELS[role])
-        ranked = sorted(self.specs, key=lambda spec: order.index(spec.level))
-        if not ranked:
-            hint = 'add one to chat_models in config.json, such as {"provider": "rehearsal", "id": "hello"}'
-            raise ModelMissing(f"no model is configured that could {role}", hint=hint)
+        usable = [spec for spec in self.specs if not spec.lacks]
+        if not usable:
+            raise self._missing(role)
+        ranked = sorted(usable, key=lambda spec: order.index(spec.level))
         wanted = [spec for spec in ranked if spec.provider not in avoid and spec.name not in avoid]
         return tuple(wanted or ranked)
+
+    def _missing(self, role: Role) -> ModelMissing:
+        if not self.specs:
+            hint = 'add one to chat_models in config.json, such as {"provider": "rehearsal", "id": "hello"}'
+            return ModelMissing(f"no model is configured that could {role}", hint=hint)
+        lacking = self.specs[0]
+        return ModelMissing(
+            f"no model can {role}: {lacking.name} needs its key, and {lacking.lacks} is not set",
+            hint=f"export {lacking.lacks}=…",
+        )
 
     async def ask(self, request: Request) -> Answer:
         """Get one answer, from the next best model where one is overloaded; any other failure is the caller's."""
         specs = self.choose(request.role, level=request.level, avoid=request.avoid)
-        healthy = [spec for spec in specs if not self._is_open(spec.provider)]
+        healthy = [spec for spec in specs if not self.is_open(spec.provider)]
         if not healthy:
             raise failure_of(specs[0], "circuit_open", "it has failed too often lately to be asked now")
         failures: list[ModelFailure] = []

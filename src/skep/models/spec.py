@@ -27,7 +27,10 @@ REHEARSAL = "rehearsal"
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One configured model. For rehearsal the id is the path of its script, or the name of a built-in one."""
+    """One configured model. For rehearsal the id is the path of its script, or the name of a built-in one.
+
+    `lacks` names the environment variable that should hold its key and does not; such a model is never asked.
+    """
 
     provider: str
     id: str
@@ -36,6 +39,7 @@ class ModelSpec:
     key: str | None = field(default=None, repr=False)
     supports_json: bool = True
     vision: bool = False
+    lacks: str | None = None
 
     @property
     def is_scripted(self) -> bool:
