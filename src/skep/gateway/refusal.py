@@ -68,6 +68,6 @@ def of_http(error: HTTPException, request: Request) -> SkepError:
 
 
 def of_crash(error: Exception, request: Request) -> SkepError:
-    """Write down what happened, and tell the caller no more than that it did."""
-    structlog.get_logger("skep.gateway").error("request_failed", path=request.url.path, exc_info=error)
+    """Write down that it happened, and tell the caller no more; the server itself logs the traceback."""
+    structlog.get_logger("skep.gateway").error("request_failed", path=request.url.path, error=type(error).__name__)
     return Defect("Skep failed in a way it should not", hint="the server's log says more")
