@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def environment(folder: Path, **variables: str) -> Environment:
     return Environment(Paths.of({"HOME": str(folder)}), variables)
 
 
-def settings(*models: dict[str, object]) -> Settings:
+def settings(*models: Mapping[str, object]) -> Settings:
     return Settings.model_validate({"chat_models": list(models)})
 
 
