@@ -28,9 +28,11 @@ class Engine:
 @asynccontextmanager
 async def open_engine(program: Program, environment: Environment, *, tell: Tell = quiet) -> AsyncIterator[Engine]:
     """Work on tasks, and run sandboxes for them, in this process until the block ends."""
-    models = build_models(program.settings, environment)
     chooser = Chooser(program.settings, environment.cloud_keys, program=program, tell=tell)
-    async with open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions:
+    async with (
+        build_models(program.settings, environment) as models,
+        open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions,
+    ):
         workshop = Workshop(
             database=program.database,
             log=program.log,
