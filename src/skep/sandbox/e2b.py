@@ -175,6 +175,10 @@ class _Awake:
         self._require()
         return await self.conversation.ask(kind, payload)
 
+    def say(self, kind: int, number: int, payload: bytes = b"") -> None:
+        self.used = True  # whatever takes long, such as a workspace on its way, goes on by this
+        self.conversation.say(kind, number, payload)
+
     def _require(self) -> None:
         self.used = True
         if self._housing.paused and not self.conversation.lost.is_set():

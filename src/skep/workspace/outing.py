@@ -79,6 +79,7 @@ class Outing:
         async with grounds.referring(), aclosing(self.sandbox.files.pack(known=self._contents)) as pieces:
             base = grounds.trees.tree(manifest.upper)
             unpacking = Unpacking(Feed(pieces), room=room, base=base, contents=self._contents)
+            self._contents = {}  # whoever has to try again gets everything
             upper = await in_thread(
                 lambda: grounds.trees.new(
                     birth=manifest.birth, owner=grounds.trees.owner(manifest.upper), fill=unpacking.into
