@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import fcntl
+import gc
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ import hypothesis
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from tests import beside
+from tests.warm import warm
 
 if TYPE_CHECKING:
     import psycopg
@@ -57,6 +59,17 @@ def pytest_configure_node(node: object) -> None:
     node.workerinput["postgres"] = node.config.stash[FOLDER]  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the collector of garbage what stays to the end: thousands of tests, and all that they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     beside.put_last(items)
@@ -72,6 +85,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def found_beside(pytestconfig: pytest.Config) -> Callable[[str], beside.Ran]:
     """Give how a program ended that runs beside the tests."""
     return partial(beside.found, pytestconfig.stash[BESIDE])
+
+
+@pytest.fixture(scope="session")
+def warm_scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give a folder with a program `skep` that need not load anything."""
+    with warm(tmp_path_factory.mktemp("warm")) as scripts:
+        yield scripts
 
 
 #: How much longer than its time limit a test may take to let go, before the process that runs it is given up.

@@ -76,12 +76,13 @@ def garden(cli: Callable[..., Ran], home: Path, sown: Path) -> Callable[..., Ran
 
 
 @pytest.fixture
-def program(home: Path) -> Callable[..., Ran]:
-    """Run a command as a program of its own."""
+def program(home: Path, warm_scripts: Path) -> Callable[..., Ran]:
+    """Run a command as a program of its own; one that is loaded already, unless it is given variables."""
 
     def invoke(*words: str, **variables: str) -> Ran:
+        program = [sys.executable, "-m", "skep"] if variables else [str(warm_scripts / "skep")]
         return subprocess.run(
-            [sys.executable, "-m", "skep", *words],
+            [*program, *words],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,

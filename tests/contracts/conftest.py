@@ -13,7 +13,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker("whole")
     if rest and "whole" not in config.option.markexpr:
         config.hook.pytest_deselected(items=rest)
-        items[:] = [item for item in items if item not in rest]
+        left_out = set(rest)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _is_of_the_rest(item: pytest.Item) -> bool:

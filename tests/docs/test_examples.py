@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import typer
-from tests.docs.warm import warm
 
 from skep.cli.app import app
 from skep.config import Settings
@@ -60,12 +59,6 @@ def commands(document: Path) -> Iterator[tuple[str, str]]:
 def environment(home: Path, scripts: Path = SCRIPTS) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "PYTHONPATH") if name in os.environ}
     return {**kept, "HOME": str(home), "PATH": f"{scripts}:{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"}
-
-
-@pytest.fixture(scope="session")
-def warm_scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with warm(tmp_path_factory.mktemp("warm")) as scripts:
-        yield scripts
 
 
 @pytest.mark.parametrize("document", showing("console"), ids=name_of)

@@ -1,4 +1,4 @@
-"""A `skep` that has everything loaded: a process that forks for each command, `python -m tests.docs.warm SOCKET`.
+"""A `skep` that has everything loaded: a process that forks for each command, `python -m tests.warm SOCKET`.
 
 To load Skep takes most of the time of a short command. `warm` gives a folder with a program `skep` in it, which hands
 its words, folder, environment and open streams to that process, and ends as the fork does.
@@ -50,7 +50,7 @@ def warm(folder: Path) -> Iterator[Path]:
     program.parent.mkdir()
     program.write_text(_PROGRAM.format(python=sys.executable, socket=str(door)))
     program.chmod(0o755)
-    server = subprocess.Popen([sys.executable, "-m", __name__, str(door)], cwd=Path(__file__).parents[2])
+    server = subprocess.Popen([sys.executable, "-m", __name__, str(door)], cwd=Path(__file__).parents[1])
     try:
         deadline = time.monotonic() + START_S
         while not door.exists():
