@@ -42,7 +42,8 @@ class Providers:
             return self._rehearsal(spec, request)
         async with self._turn:
             if spec not in self._made:
-                made = make(spec, await self._pool())
+                # In a thread: importing the SDK of a provider takes seconds, in which nothing else would move.
+                made = await asyncio.to_thread(make, spec, await self._pool())
                 self._made[spec] = await self._stack.enter_async_context(made)
             return self._made[spec]
 
