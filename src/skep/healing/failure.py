@@ -32,7 +32,7 @@ ToolKind = Literal[
     "unknown_tool",
 ]
 #: The attempt as a whole came to nothing.
-AttemptKind = Literal["loop", "low_confidence", "limit", "denied", "cancelled", "unknown"]
+AttemptKind = Literal["loop", "gave_up", "low_confidence", "limit", "denied", "cancelled", "unknown"]
 
 FailureKind: TypeAlias = ModelKind | ToolKind | AttemptKind
 KINDS: tuple[FailureKind, ...] = (*get_args(ModelKind), *get_args(ToolKind), *get_args(AttemptKind))

@@ -162,6 +162,12 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
             "The worker repeated itself without getting on.",
             "Say more exactly what is wanted, or split the task.",
         ),
+        "gave_up": Row(
+            "the worker says that it could not do it",
+            (2, 3),
+            "The worker gave up.",
+            "Its reply says what stood in the way; with that out of the way, retry.",
+        ),
         "low_confidence": Row(
             "the worker is not sure of its answer",
             (1,),
