@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from skep.app.program import state_url
 from skep.config import Paths, Settings
 from skep.errors import Conflict
-from skep.state.location import Location
 
 #: How long a server waits for the lock: whoever only looks holds it for a moment.
 _PATIENCE_S = 1.0
@@ -98,8 +97,8 @@ def find(paths: Paths, settings: Settings) -> Server | None:
 
 
 def state_name(paths: Paths, settings: Settings) -> str:
-    """Name the database without its password."""
-    return str(Location.parse(state_url(paths, settings)))
+    """Name the database, and tell nothing about it: its address may hold a password."""
+    return sha256((settings.state_url or paths.default_state_url).encode()).hexdigest()[:32]
 
 
 def _read(file: Path) -> Server | None:

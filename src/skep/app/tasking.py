@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from skep.app import presence
-from skep.app.apiary import Tell, quiet
-from skep.app.carrier import Carrier, OwnCarrier
-from skep.app.program import open_program
 from skep.config import Environment, Settings
-from skep.tasks.tasks import Tasks
+
+if TYPE_CHECKING:
+    from skep.app.apiary import Tell
+    from skep.app.carrier import Carrier
 
 
 @asynccontextmanager
 async def open_carrier(
-    environment: Environment, settings: Settings, account_id: str, *, actor: str, works: bool, tell: Tell = quiet
+    environment: Environment, settings: Settings, account_id: str, *, actor: str, works: bool, tell: Tell
 ) -> AsyncIterator[Carrier]:
     """Go to the server of this home if one runs; else open the state, and with `works` an engine, in this process."""
     server = presence.find(environment.paths, settings)
@@ -25,11 +26,16 @@ async def open_carrier(
         async with open_remote(server, environment.paths.home, account_id) as remote:
             yield remote
         return
+    # What follows takes long to load, and a command that goes to a server has no use for it.
+    from skep.app.local import LocalTasks
+    from skep.app.program import open_program
+    from skep.tasks.tasks import Tasks
+
     async with open_program(environment.paths, settings) as program:
         if not works:
-            yield OwnCarrier(program, Tasks(program.database, program.log), account_id, actor)
+            yield LocalTasks(program, Tasks(program.database, program.log), account_id, actor)
             return
         from skep.app.engine import open_engine
 
         async with open_engine(program, environment, tell=tell) as engine:
-            yield OwnCarrier(program, engine.worker.tasks, account_id, actor)
+            yield LocalTasks(program, engine.worker.tasks, account_id, actor)

@@ -33,9 +33,9 @@ def wake(environment: Environment, settings: Settings, hive: str, account_id: st
     try:
         path = f"/api/hives/{quote(hive, safe='')}/computer"
         connection.request("POST", path, json.dumps({"thread": thread}), headers)
-        status = connection.getresponse().status
+        answer = str(connection.getresponse().status)
     except (OSError, http.client.HTTPException) as error:
-        status = type(error).__name__
+        answer = type(error).__name__
     finally:
         connection.close()
-    structlog.get_logger("skep.app").debug("asked_server", hive=hive, answer=status)
+    structlog.get_logger("skep.app").debug("asked_server", hive=hive, answer=answer)

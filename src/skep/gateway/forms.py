@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from skep.state.hives import Hive
 from skep.tasks.task import Status, Step, Task
+
+if TYPE_CHECKING:  # it brings the database along, which a client has no use for
+    from skep.state.hives import Hive
 
 DEFAULT_THREAD = "api:default"
 MAX_WAIT_S = 300
