@@ -32,12 +32,12 @@ class Computer:
     halted: bool = False
 
     @classmethod
-    async def boot(cls, env: Mapping[str, str] | None = None) -> Self:
+    async def boot(cls, env: Mapping[str, str] | None = None, shown: Mapping[str, str] | None = None) -> Self:
+        """Start a machine; `shown` are folders of this one that appear on it, to be written."""
         disk = tempfile.mkdtemp(prefix="skep-computer-")
+        mounts = [Mount(host, inside, "read-write") for host, inside in {disk: "/opt", **(shown or {})}.items()]
         try:
-            sandbox = await Sandbox.create(
-                env=env, limits=ROOM, mounts=[Mount(disk, "/opt", "read-write")], mechanism="bubblewrap"
-            )
+            sandbox = await Sandbox.create(env=env, limits=ROOM, mounts=mounts, mechanism="bubblewrap")
         except BaseException:
             shutil.rmtree(disk, ignore_errors=True)
             raise

@@ -141,6 +141,15 @@ async def forget(told: Mapping[str, Any], *, machine: str | None, labels: Mappin
         await service.close()
 
 
+async def volumes(told: Mapping[str, Any]) -> list[str]:
+    """Return the names of all volumes."""
+    service = await _service(Options.read(told))
+    try:
+        return await service.volumes()
+    finally:
+        await service.close()
+
+
 async def _service(options: Options) -> Service:
     await asyncio.to_thread(load)
     key = options.api_key.get_secret_value() if options.api_key is not None else None

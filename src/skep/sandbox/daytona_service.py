@@ -131,6 +131,11 @@ class Service:
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call] # the SDK says nothing of it
 
+    async def volumes(self) -> list[str]:
+        """Return the names of all volumes."""
+        async with _asked("list volumes"):
+            return [volume.name for volume in await self._client.volume.list()]
+
     async def _volume(self, name: str) -> str:
         """Return the id of a volume, which is made if it is not there, once it can be mounted."""
         async with _asked(f"get volume {name!r}", within_s=_CHANGE_S):

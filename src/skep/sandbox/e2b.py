@@ -11,7 +11,7 @@ What E2B may be told with `options`:
 - `keep`: stop by pausing the machine instead of ending it, so that it can be found again
 - `sandbox_id`: use this machine, halted or not, instead of a new one; what another controller runs there is ended
 - `find`: use the one machine that has the recipe's labels, instead of a new one
-- `volumes`: E2B's own volumes, path inside to name
+- `volumes`: E2B's own volumes, path inside to name; one that is not there is made
 - `public`: let everybody reach the ports of the machine who knows its address
 - `api_key`, `domain`, `api_url`, `sandbox_url`, `request_timeout_s`: how E2B is reached, if not as its SDK finds it
 """
@@ -214,6 +214,11 @@ async def forget(told: Mapping[str, Any], *, machine: str | None, labels: Mappin
     options = Options.read(told)
     with contextlib.suppress(SandboxLost):
         await Machine.forget(options, machine=machine, labels=labels)
+
+
+async def volumes(told: Mapping[str, Any]) -> list[str]:
+    """Return the names of all volumes."""
+    return await Machine.volumes(Options.read(told))
 
 
 async def _machine(recipe: Recipe, options: Options) -> tuple[Machine, bool]:

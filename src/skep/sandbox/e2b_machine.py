@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -115,8 +115,28 @@ class Machine:
                 await cls.forget(options, labels=labels)
             raise
 
+    @staticmethod
+    async def volumes(options: Options) -> list[str]:
+        """Return the names of all volumes."""
+        with _told("list volumes"):
+            from e2b import AsyncVolume
+
+            return [one.name for one in await AsyncVolume.list(**options.connection)]
+
+    @classmethod
+    async def _make_volumes(cls, wanted: Iterable[str], options: Options) -> None:
+        """Make the volumes that are not there."""
+        missing = set(wanted).difference(await cls.volumes(options))
+        with _told("make a volume"):
+            from e2b import AsyncVolume
+
+            for name in sorted(missing):
+                await AsyncVolume.create(name, **options.connection)
+
     @classmethod
     async def _create(cls, recipe: Recipe, options: Options, labels: Mapping[str, str]) -> Machine:
+        if options.volumes:
+            await cls._make_volumes(options.volumes.values(), options)
         with _told("make a machine"):
             from e2b import AsyncSandbox
 

@@ -23,6 +23,8 @@ class Cloud(Protocol):
 
     async def forget(self, told: Mapping[str, Any], *, machine: str | None, labels: Mapping[str, str]) -> None: ...
 
+    async def volumes(self, told: Mapping[str, Any]) -> list[str]: ...
+
 
 async def make(recipe: Recipe) -> StreamSandbox:
     """Start a sandbox on a new machine, which is kept until it is given up."""
@@ -41,6 +43,11 @@ async def rejoin(recipe: Recipe, machine: str) -> StreamSandbox | None:
 async def forget(mechanism: str, options: Mapping[str, Any], *, machine: str | None, labels: Mapping[str, str]) -> None:
     """End a machine by its id, or all that have these labels."""
     await _cloud(mechanism).forget(options, machine=machine, labels=labels)
+
+
+async def volumes(mechanism: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the volumes that a cloud has; a sandbox gets one by the option `volumes`."""
+    return await _cloud(mechanism).volumes(options)
 
 
 def _cloud(mechanism: str) -> Cloud:

@@ -29,6 +29,7 @@ from skep.errors import (
 from skep.sandbox.creation import Creation
 from skep.sandbox.daytona import DaytonaSandbox
 from skep.sandbox.egress.network import Network
+from skep.sandbox.elsewhere import volumes
 from skep.sandbox.limits import GIB, Limits
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
@@ -170,11 +171,12 @@ async def test_an_idle_machine_is_stopped_and_one_at_work_is_kept_awake(cloud: C
             await sandbox.run("true")
 
 
-async def test_volumes_are_shared_by_name(cloud: Cloud) -> None:
-    volumes = {"shared": "/data"}
-    async with create(cloud, volumes=volumes) as one, create(cloud, volumes=volumes) as other:
+async def test_volumes_are_made_listed_and_shared_by_name(cloud: Cloud) -> None:
+    wanted = {"shared": "/data"}
+    async with create(cloud, volumes=wanted) as one, create(cloud, volumes=wanted) as other:
         assert (await one.run("echo passed on > /data/file")).ok
         assert (await other.run("cat /data/file")).text == "passed on\n"
+    assert "shared" in await volumes("daytona", cloud.options)
 
 
 async def test_a_machine_that_takes_its_time_is_waited_for(cloud: Cloud) -> None:

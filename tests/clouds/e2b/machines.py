@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from tests.clouds.computers import Computer
@@ -148,9 +151,12 @@ class Fleet:
     """Every machine of the cloud, and the clock that stops those whose time is up."""
 
     machines: dict[str, Machine] = field(default_factory=dict)
+    #: The folder of each volume, by its name.
+    volumes: dict[str, str] = field(default_factory=dict)
 
     async def create(self, asked: dict[str, Any]) -> Machine:
-        computer = await Computer.boot(asked.get("envVars"))
+        shown = {self.volumes[one["name"]]: one["path"] for one in asked.get("volumeMounts") or ()}
+        computer = await Computer.boot(asked.get("envVars"), shown)
         machine = Machine(computer, asked, time.time() + asked.get("timeout", 15))
         self.machines[machine.id] = machine
         return machine
@@ -170,3 +176,12 @@ class Fleet:
     async def close(self) -> None:
         for machine in list(self.machines.values()):
             await self.remove(machine)
+        for folder in self.volumes.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def volume(self, name: str) -> dict[str, str]:
+        """Make a volume unless it is there; return what is told of it."""
+        if name not in self.volumes:
+            self.volumes[name] = tempfile.mkdtemp(prefix="skep-volume-")
+            Path(self.volumes[name]).chmod(0o777)  # machines have users of their own, and share it
+        return {"volumeID": f"vol-{name}", "name": name, "token": "t"}

@@ -143,6 +143,10 @@ class Cloud:
                 raise Answer(201, (await self.fleet.create(body)).credentials())
             case "GET", ["v2", "sandboxes"]:
                 self._list(_query(scope))
+            case "GET", ["volumes"]:
+                raise Answer(200, [self.fleet.volume(name) for name in self.fleet.volumes])
+            case "POST", ["volumes"]:
+                raise Answer(201, self.fleet.volume(body["name"]))
             case "POST", ["v2", "sandboxes", machine_id, "connect"]:
                 await self._connect(self._machine(machine_id), body)
             case "GET", ["sandboxes", machine_id]:

@@ -26,6 +26,7 @@ from skep.errors import (
 from skep.sandbox.e2b import E2BSandbox
 from skep.sandbox.egress.network import Network, Secret
 from skep.sandbox.egress.policy import Traffic
+from skep.sandbox.elsewhere import volumes
 from skep.sandbox.sandbox import Sandbox
 from skep.sandbox.stack import Mount
 from skep.testing.promise import eventually, read_until
@@ -320,9 +321,13 @@ async def test_a_port_is_previewed_at_the_providers_address_and_reached_through_
         await job.kill()
 
 
-async def test_volumes_are_asked_for_by_their_names(cloud: PlayedCloud) -> None:
-    async with computer(cloud, options={"volumes": {"/data": "shelf"}}) as sandbox:
-        assert machine(cloud, sandbox.id)["asked"]["volumeMounts"] == [{"name": "shelf", "path": "/data"}]
+async def test_volumes_are_made_listed_and_shared_by_name(cloud: PlayedCloud) -> None:
+    options = {"volumes": {"/data": "shelf"}}
+    async with computer(cloud, options=options) as one, computer(cloud, options=options) as other:
+        assert machine(cloud, one.id)["asked"]["volumeMounts"] == [{"name": "shelf", "path": "/data"}]
+        assert (await one.run("echo honey > /data/jar")).ok
+        assert (await other.run("cat /data/jar")).text == "honey\n"
+    assert await volumes("e2b", cloud.options) == ["shelf"]
 
 
 async def _token() -> str:
