@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -227,6 +228,12 @@ def test_a_script_that_is_not_there_names_those_that_are() -> None:
 @pytest.mark.parametrize("name", built_in())
 def test_every_script_that_ships_can_be_read(name: str) -> None:
     assert load_script(name).about
+
+
+def test_the_script_that_the_guide_shows_can_be_read() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "models.md"
+    shown = re.findall(r"^```yaml\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    assert [len(read_script(text.encode(), "guide.yaml").turns) for text in shown] == [3]
 
 
 async def test_the_model_works_in_an_agent_of_pydantic_ai() -> None:
