@@ -114,6 +114,8 @@ class Limits:
 class Brief:
     """What a worker is to do, and the kinds of trouble (or `denied`) that end an attempt instead of being told to it.
 
+    A kind may be bound to a tool, as in use_skill:tool_error.
+
     After `malformed` answers in a row with a call that cannot be read the attempt ends as well.
     """
 
@@ -246,7 +248,8 @@ def _stop(brief: Brief, done: _Done) -> Stopped | None:
             return Stopped("denied", why, call=call, evidence=done.observation)
         case Trouble() as trouble:
             too_often = brief.conversation.unread >= brief.malformed
-            if trouble.failure in brief.stops_on or too_often:
+            named = {trouble.failure, f"{trouble.tool}:{trouble.failure}"}
+            if named & brief.stops_on or too_often:
                 return Stopped(trouble.failure, trouble.message, call=call, evidence=trouble)
     return None
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from skep.app.apiary import Tell, quiet
 from skep.app.choosing import Chooser
+from skep.app.household import Household
+from skep.app.household import Household
 from skep.app.modelling import build_models
 from skep.app.program import Program
 from skep.app.reception import open_sessions
 from skep.config import Environment, Settings
+from skep.healing.breaker import Breakers
 from skep.sessions.controller import host_name
 from skep.sessions.sessions import Sessions
-from skep.tasks.worker import Bounds, Pace, Worker, Workshop, open_worker
+from skep.state.flags import Flags
+from skep.state.hives import Hive
+from skep.tasks.engine import Pace
+from skep.tasks.worker import Worker
+from skep.tasks.workshop import Bounds, House, Workshop, open_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,10 @@ class Engine:
 @asynccontextmanager
 async def open_engine(program: Program, environment: Environment, *, tell: Tell = quiet) -> AsyncIterator[Engine]:
     """Work on tasks, and run sandboxes for them, in this process until the block ends."""
-    chooser = Chooser(program.settings, environment.cloud_keys, program=program, tell=tell)
+    settings, breakers = program.settings, Breakers()
+    chooser = Chooser(settings, environment.cloud_keys, program=program, tell=tell)
     async with (
-        build_models(program.settings, environment) as models,
+        build_models(settings, environment, is_open=lambda name: breakers.is_open(f"provider:{name}")) as models,
         open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions,
     ):
         workshop = Workshop(
@@ -41,14 +51,36 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
             sessions=sessions,
             models=models,
             host=host_name(program.paths.home),
-            households=program.paths.home / "hives",
-            pace=_pace(program.settings),
-            bounds=_bounds(program.settings),
-            confidence=program.settings.tasks.confidence,
-            approval_timeout_s=program.settings.policy.approval_timeout_s,
+            household=partial(_house, program.paths.home),
+            pace=_pace(settings),
+            bounds=_bounds(settings),
+            confidence=settings.tasks.confidence,
+            approval_timeout_s=settings.policy.approval_timeout_s,
+            network=bool(settings.policy.allowed_hosts),
+            flags=partial(_flags, program),
+            breakers=breakers,
         )
         async with open_worker(workshop) as worker:
             yield Engine(worker, sessions)
+
+
+def _house(home: Path, hive: Hive) -> House:
+    household = Household(home, hive.id, hive.account_id, hive.name)
+    household.settle()
+    return House(household.folder, household.skills)
+
+
+async def _flags(program: Program, hive: Hive) -> Flags:
+    return await program.rollouts.in_effect(hive.flags, hive.account_id)
+
+
+def _house(home: Path, hive: Hive) -> House:
+    found = Household(home, hive.id, hive.account_id, hive.name)
+    return House(found.folder, found.skills)
+
+
+async def _flags(program: Program, hive: Hive) -> Flags:
+    return await program.rollouts.in_effect(hive.flags, hive.account_id)
 
 
 def _pace(settings: Settings) -> Pace:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from skep.errors import Defect, LeaseLost, Unavailable
 from skep.state.events import Event, Recorded
 from skep.state.schema import event_heads, steps, tasks
+from skep.state.writer import Alongside
 from skep.tasks.ledger import Ledger, change, keys_of
 from skep.tasks.task import ENDED, Task
 
@@ -34,6 +35,7 @@ class Journal:
         self._ledger = ledger
         self._task = task
         self._keys = dict(keys)
+        self._found = frozenset(keys)
         self._actor = actor
         self._due: list[Entry] = []
         self._turn = asyncio.Lock()
@@ -46,6 +48,10 @@ class Journal:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
+    def found(self, key: str) -> bool:
+        """Say whether a worker before this one had recorded something under a key."""
+        return key in self._found
+
     async def read(self, key: str) -> Recorded:
         """Return what was recorded under a key, by whichever worker."""
         await self.flush()
@@ -56,19 +62,27 @@ class Journal:
         return page[0]
 
     def note(self, key: str, event: Event) -> None:
-        """Record an event soon: the next `record` or `flush` waits for it, and says if it could not be done."""
-        if key in self._keys or any(key == due for due, _ in self._due):
-            return
-        self._due.append((key, event))
-        if self._behind is None or self._behind.done():
+        """Record an event with the next that is recorded, or soon if there is none for a while."""
+        if key not in self._keys and all(key != due for due, _ in self._due):
+            self._due.append((key, event))
+
+    def write_soon(self) -> None:
+        """Begin to write what is due: something follows that may take long. `record` or `flush` says if it failed."""
+        if self._behind is not None and self._behind.done():
+            self._behind.result()
+            self._behind = None
+        if self._due and self._behind is None:
             self._behind = asyncio.create_task(self._write_due(), name=f"skep journal {self._task.id}")
 
-    async def record(self, *entries: Entry, **changes: Any) -> None:
-        """Record events now, behind those that are due; with `changes` of the task's row in the same transaction."""
+    async def record(self, *entries: Entry, also: Alongside | None = None, **changes: Any) -> None:
+        """Record events now, behind those that are due.
+
+        With `changes` of the task's row, and whatever `also` does, in the same transaction.
+        """
         for key, event in entries:
-            if key not in self._keys:
-                self._due.append((key, event))
-        await self.flush(**changes)
+            self.note(key, event)
+        await self._drain(changes, also)
+        await self.flush()
 
     async def flush(self, **changes: Any) -> None:
         """Wait until everything is on record."""
@@ -87,18 +101,18 @@ class Journal:
     async def _write_due(self) -> None:
         await self._drain({})
 
-    async def _drain(self, changes: Mapping[str, Any]) -> None:
+    async def _drain(self, changes: Mapping[str, Any], also: Alongside | None = None) -> None:
         async with self._turn:
             entries, self._due = self._due, []
             if entries or changes:
-                await self._write(entries, changes)
+                await self._write(entries, changes, also)
 
-    async def _write(self, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+    async def _write(self, entries: Sequence[Entry], changes: Mapping[str, Any], also: Alongside | None) -> None:
         """Write, and wait for a database that is away for a while."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
-                return await self._append(entries, changes)
+                return await self._append(entries, changes, also)
             except LeaseLost:
                 raise
             except Unavailable:
@@ -112,7 +126,7 @@ class Journal:
                     raise
                 return None
 
-    async def _append(self, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+    async def _append(self, entries: Sequence[Entry], changes: Mapping[str, Any], also: Alongside | None) -> None:
         if not entries:
             async with self._ledger.database.write() as connection:
                 await change(connection, self._task, changes, tasks.c.starts == self._task.starts)
@@ -126,6 +140,8 @@ class Journal:
             await connection.execute(insert(steps), rows)
             if changes:
                 await change(connection, self._task, changes)
+            if also is not None:
+                await also(connection)
 
         await self._ledger.append(self._task, [event for _, event in entries], self._actor, alongside)
         self._keys.update(written)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
+from skep.state.accounts import utc_now
 from skep.state.events import Event
 from skep.state.hives import Hive
 from skep.tasks.journal import Journal
@@ -35,11 +37,16 @@ class Outcome:
 class Run:
     """A task that is worked on. Steps are numbered as they come, the same whenever the task is gone through again."""
 
-    def __init__(self, task: Task, hive: Hive, journal: Journal, durably: Durably) -> None:
+    def __init__(
+        self, task: Task, hive: Hive, journal: Journal, durably: Durably, *, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.now = now
         self.task = task
         self.hive = hive
         self.journal = journal
         self.number = 0
+        #: The call whose act was the last step.
+        self.acted = ""
         self._durably = durably
 
     async def step(self, name: str, body: Callable[[], Awaitable[Any]]) -> Any:
@@ -61,6 +68,11 @@ class Run:
         """Record soon what came of the last step; numbered for what stands for the step itself."""
         if self.own:
             self.journal.note(step_key(self.number, key) if numbered else key, event)
+
+    def note_ahead(self, key: str, event: Event) -> None:
+        """Record with what comes next what comes before the next step."""
+        if self.ahead:
+            self.journal.note(key, event)
 
     async def record(self, key: str, event: Event, **changes: Any) -> None:
         """Record now what is to come before the next step."""

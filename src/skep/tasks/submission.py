@@ -50,6 +50,7 @@ def check_key(key: str | None) -> str | None:
 def new_row(hive: Hive, prompt: str, *, thread: str, actor: str, now: datetime, **values: Any) -> dict[str, Any]:
     """Return the row of a new task, not yet in line."""
     task_id = values.pop("id", None) or new_task_id()
+    after = json.dumps(values.pop("after", ()))
     return {
         "id": task_id,
         "account_id": hive.account_id,
@@ -64,8 +65,8 @@ def new_row(hive: Hive, prompt: str, *, thread: str, actor: str, now: datetime, 
         "scripted": False,
         "created_at": write_time(now),
         "status": "queued",
+        "after": after,
         **values,
-        "after": json.dumps(values.get("after", [])),
     }
 
 

@@ -1,0 +1,177 @@
+"""Asking a model as a durable step: an answer, or the way in which there was none, is on record once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from skep import errors
+from skep.errors import Defect, SkepError
+from skep.models.exchange import Answer, Request
+from skep.models.failures import ModelFailure
+from skep.models.messages import dump_messages, load_messages
+from skep.models.prices import Spend
+from skep.state.events import ModelCalled
+from skep.tasks.meter import Meter
+from skep.tasks.run import Run
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic_ai import ToolDefinition
+    from pydantic_ai.messages import ModelMessage, ModelResponse
+
+    from skep.healing.breaker import Breakers
+    from skep.models.models import Models
+    from skep.models.spec import Level, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a model said; `elapsed_s` is what the task had taken by then."""
+
+    response: ModelResponse
+    spend: Spend
+    at: datetime
+    elapsed_s: float
+    value: dict[str, Any] | None
+
+    @property
+    def text(self) -> str:
+        from skep.agent.conversation import spoken
+
+        return spoken(self.response)
+
+
+class Thinker:
+    """The models, for one task. `level` and `avoid` are what healing has decided so far."""
+
+    def __init__(self, run: Run, models: Models, breakers: Breakers, meter: Meter) -> None:
+        self._run = run
+        self._models = models
+        self._breakers = breakers
+        self._meter = meter
+        self.level: Level | None = None
+        self.avoid: frozenset[str] = frozenset()
+        #: How often in a row there was no answer.
+        self._tries = 0
+
+    async def ask(
+        self,
+        role: Role,
+        messages: Sequence[ModelMessage],
+        *,
+        tools: Sequence[ToolDefinition] = (),
+        schema: type[BaseModel] | None = None,
+        level: Level | None = None,
+    ) -> Heard:
+        """Ask once. Raises the failure, on record like an answer, if there was none."""
+        request = Request(role, messages, tools, schema, level=level or self.level, avoid=self.avoid, tries=self._tries)
+        self._run.journal.write_soon()
+
+        async def body() -> dict[str, Any]:
+            return await self._ask(request)
+
+        told = await self._run.step(f"model {role}", body)
+        self._meter.go_on_from(told["elapsed_s"])
+        self._note(role, told)
+        if "response" not in told:
+            self._tries += 1
+            raise _read_failure(told)
+        self._tries = 0
+        response = load_messages(told["response"])[0]
+        return Heard(
+            response,  # type: ignore[arg-type]  # it was written as one
+            _read_spend(told["spend"]),
+            datetime.fromisoformat(told["at"]),
+            told["elapsed_s"],
+            told["value"],
+        )
+
+    async def _ask(self, request: Request) -> dict[str, Any]:
+        try:
+            answer = await self._models.ask(request)
+        except ModelFailure as failure:
+            self._break(failure)
+            told: dict[str, Any] = {"failure": _failure(failure), "spend": _spend(failure.spend), "scripted": False}
+        except SkepError as error:
+            told = {"error": [type(error).__name__, error.message, error.hint], "spend": None}
+        else:
+            for earlier in answer.failures:
+                self._break(earlier)
+            self._breakers.succeeded(f"provider:{answer.spend.provider}")
+            told = _answer(answer)
+        return {**told, "at": datetime.now(UTC).isoformat(), "elapsed_s": round(self._meter.elapsed_s, 3)}
+
+    def _break(self, failure: ModelFailure) -> None:
+        if failure.kind != "circuit_open":
+            self._breakers.failed(f"provider:{failure.provider}", failure.kind)
+
+    def _note(self, role: Role, told: dict[str, Any]) -> None:
+        if told["spend"] is None:
+            return
+        spend = _read_spend(told["spend"])
+        self._meter.add(spend, scripted=told["scripted"])
+        called = ModelCalled(
+            role=role,
+            provider=spend.provider,
+            model=spend.model,
+            input_tokens=spend.input_tokens,
+            output_tokens=spend.output_tokens,
+            usd=None if spend.usd is None else float(spend.usd),
+            duration_ms=told.get("duration_ms", 0),
+        )
+        self._run.note("model", called, numbered=True)
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {
+        "response": dump_messages([answer.response]),
+        "spend": _spend(answer.spend),
+        "duration_ms": answer.duration_ms,
+        "scripted": answer.scripted,
+        "value": None if answer.value is None else answer.value.model_dump(mode="json"),
+    }
+
+
+def _spend(spend: Spend | None) -> dict[str, Any] | None:
+    if spend is None:
+        return None
+    return {
+        "provider": spend.provider,
+        "model": spend.model,
+        "input_tokens": spend.input_tokens,
+        "output_tokens": spend.output_tokens,
+        "usd": None if spend.usd is None else str(spend.usd),
+    }
+
+
+def _read_spend(told: dict[str, Any]) -> Spend:
+    return Spend(**{**told, "usd": None if told["usd"] is None else Decimal(told["usd"])})
+
+
+def _failure(failure: ModelFailure) -> dict[str, Any]:
+    return {
+        "message": failure.message,
+        "kind": failure.kind,
+        "provider": failure.provider,
+        "model": failure.model,
+        "status_code": failure.status_code,
+        "retry_after_s": failure.retry_after_s,
+        "hint": failure.hint,
+    }
+
+
+def _read_failure(told: dict[str, Any]) -> SkepError:
+    if (failure := told.get("failure")) is not None:
+        return ModelFailure(**failure)
+    name, message, hint = told["error"]
+    return read_error(name, message, hint)
+
+
+def read_error(name: str, message: str, hint: str | None) -> SkepError:
+    """Return an error that was on record as it was raised."""
+    kind = getattr(errors, name, Defect)
+    return kind(message, hint=hint) if issubclass(kind, SkepError) else Defect(message, hint=hint)

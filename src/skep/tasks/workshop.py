@@ -1,0 +1,217 @@
+"""What a worker works with, and how a task is carried with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skep.errors import SkepError
+from skep.governance.ruling import Policy
+from skep.healing.breaker import Breakers
+from skep.healing.history import Options
+from skep.state.database import Database
+from skep.state.flags import Flags
+from skep.state.hives import Hive, Hives
+from skep.state.leases import Leases
+from skep.state.log import EventLog
+from skep.tasks.afterwards import Job
+from skep.tasks.brief import queen_instructions, read_history, read_memory, worker_instructions
+from skep.tasks.engine import Pace
+from skep.tasks.ledger import Ledger
+from skep.tasks.meter import Meter
+from skep.tasks.queen import Queen
+from skep.tasks.question import Questions
+from skep.tasks.run import Outcome, Run
+from skep.tasks.task import Task
+from skep.tasks.thinking import Thinker
+from skep.tasks.trajectory import append_trajectory
+from skep.tasks.worker import Worker, run_worker
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelMessage
+
+    from skep.agent.desk import Desk
+    from skep.agent.loop import Limits
+    from skep.models.models import Models
+    from skep.sessions.computer import Computer
+    from skep.sessions.sessions import Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one task may use before it has to end with what it has; None sets no limit."""
+
+    usd: float | None = 2.0
+    steps: int = 50
+    requests: int = 100
+    tokens: int = 2_000_000
+    seconds: float = 3600.0
+
+    def limits(self) -> Limits:
+        from skep.agent.loop import Limits
+
+        return Limits(self.steps, self.requests, self.tokens, self.usd, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """The folders of a hive on this machine: its own, and the shelves of skills by their names."""
+
+    folder: Path
+    skills: Mapping[str, Path] = field(default_factory=dict)
+
+
+async def as_set(hive: Hive) -> Flags:
+    """Take the flags of a hive as they are set."""
+    return hive.flags
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What a worker works with, put together by the program.
+
+    `host` is what this machine is called, `flags` says which flags of a hive are in effect, `network` whether its
+    sandboxes may reach out, `confidence` is the least with which an answer is taken as it is, and `jobs` are done when
+    a task has ended. `breakers` should be those that `models` asks too.
+    """
+
+    database: Database
+    log: EventLog
+    hives: Hives
+    leases: Leases
+    sessions: Sessions
+    models: Models
+    host: str
+    household: Callable[[Hive], House]
+    pace: Pace = field(default_factory=Pace)
+    bounds: Bounds = Bounds()
+    confidence: float = 0.5
+    approval_timeout_s: float = 3600.0
+    network: bool = False
+    policy: Policy = field(default_factory=Policy)
+    flags: Callable[[Hive], Awaitable[Flags]] = as_set
+    breakers: Breakers = field(default_factory=Breakers)
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matter:
+    """One task with what is gathered about it."""
+
+    run: Run
+    thinker: Thinker
+    meter: Meter
+    options: Callable[[float | None], Options]
+    house: House
+    memory: str
+    history: Sequence[ModelMessage]
+
+
+class _Bench:
+    """The workshop at work on one task after another."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._shop = workshop
+        self._ledger = Ledger(workshop.database, workshop.log)
+        self.wake: Callable[[], None] = lambda: None
+
+    async def carry(self, run: Run) -> Outcome:
+        """Carry a task: the queen those that a person asked for, a worker those of a plan."""
+        matter = await self._gather(run)
+        work = partial(self._work, matter)
+        if run.task.parent is not None:
+            return await work()
+        queen = Queen(run, self._ledger, matter.thinker, matter.meter, options=matter.options, wake=self.wake)
+        return await queen.answer(queen_instructions(run.hive, matter.memory), matter.history, work)
+
+    async def _gather(self, run: Run) -> _Matter:
+        flags, house, meter = await self._shop.flags(run.hive), self._shop.household(run.hive), Meter()
+        return _Matter(
+            run,
+            Thinker(run, self._shop.models, self._shop.breakers, meter),
+            meter,
+            partial(self._options, flags),
+            house,
+            await asyncio.to_thread(read_memory, house.folder) if flags.file_memory_enabled else "",
+            await read_history(self._ledger, run.task) if run.task.parent is None else (),
+        )
+
+    async def _work(self, matter: _Matter) -> Outcome:
+        from skep.agent.conversation import Conversation
+        from skep.agent.toolbox import Toolbox
+        from skep.tasks.acting import DurableSteps
+        from skep.tasks.supervise import Means, Supervisor
+
+        shop, run, thinker, meter = self._shop, matter.run, matter.thinker, matter.meter
+        toolbox = Toolbox(browser=run.hive.upkeep.browser, network=shop.network)
+        questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
+        instructions = worker_instructions(run.hive, matter.memory)
+        talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
+        async with self._desk(run, matter.house) as desk:
+            steps = DurableSteps(
+                run, thinker, toolbox, desk, questions=questions, breakers=shop.breakers, policy=shop.policy
+            )
+            limits, least = shop.bounds.limits(), shop.confidence
+            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options)
+            return await Supervisor(run, talk, means).carry()
+
+    @asynccontextmanager
+    async def _desk(self, run: Run, house: House) -> AsyncIterator[Desk]:
+        """Lay out a desk, and bring its computer up while the model thinks about the first act."""
+        from skep.agent.desk import Desk
+
+        task, hive = run.task, run.hive
+        resolve = partial(self._shop.sessions.resolve, hive, task.thread, account_id=task.account_id)
+        warming: asyncio.Task[Computer] | None = asyncio.create_task(resolve(), name=f"skep computer {task.id}")
+
+        async def computer() -> Computer:
+            nonlocal warming
+            first, warming = warming, None
+            return await (resolve() if first is None else first)
+
+        room = "main" if task.parent is None else task.id
+        desk = Desk(computer, room=room, household=house.folder, skills=house.skills)
+        try:
+            yield desk
+        finally:
+            await desk.close()
+            if warming is not None:
+                warming.cancel()
+                with suppress(asyncio.CancelledError, SkepError):
+                    await warming
+
+    def _options(self, flags: Flags, seconds_left: float | None) -> Options:
+        models = self._shop.models
+        return Options(
+            healing=flags.self_healing_enabled,
+            providers=tuple(dict.fromkeys(spec.provider for spec in models.specs)),
+            reflection=bool(models.specs),
+            stronger=any(spec.level == "super" for spec in models.specs),
+            seconds_left=seconds_left,
+        )
+
+    async def keep_trajectory(self, task: Task, hive: Hive) -> None:
+        if (await self._shop.flags(hive)).file_memory_enabled:
+            await append_trajectory(self._ledger, self._shop.household(hive).folder, task, hive)
+
+
+@asynccontextmanager
+async def open_worker(workshop: Workshop) -> AsyncIterator[Worker]:
+    """Work on tasks in this process until the block ends; what is not done then goes on elsewhere, or next time."""
+    bench = _Bench(workshop)
+    async with run_worker(
+        workshop.database,
+        workshop.log,
+        workshop.leases,
+        host=workshop.host,
+        carry=bench.carry,
+        jobs={"trajectory": bench.keep_trajectory, **workshop.jobs},
+        pace=workshop.pace,
+    ) as worker:
+        bench.wake = worker.wake
+        yield worker
