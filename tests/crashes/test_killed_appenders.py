@@ -64,11 +64,11 @@ class Appenders:
 
 
 @pytest.mark.timeout(120)
-async def test_kill_9_of_16_appenders_50_times_loses_nothing_acknowledged(database_url: str, tmp_path: Path) -> None:
+async def test_kill_9_of_16_appenders_50_times_loses_nothing_acknowledged(ready_url: str, tmp_path: Path) -> None:
     """No acknowledged event is missing or altered, no sequence has a gap, the chain verifies each time."""
     signer = Signer.open(tmp_path / "keys" / "events.pem")
-    database = await Database.open(database_url)
-    appenders = Appenders(database_url, tmp_path / "keys" / "events.pem")
+    database = await Database.open(ready_url)
+    appenders = Appenders(ready_url, tmp_path / "keys" / "events.pem")
     chance = random.Random(2026)
     acknowledged: set[Acknowledged] = set()
     for _ in range(KILLS):

@@ -120,7 +120,9 @@ def test_of_two_that_race_one_key_one_acts_and_both_get_the_same_computer(homes:
             assert first["id"] == second["id"]
             assert first["token"] == second["token"]
             assert {first["joined"], second["joined"]} == {True, False}
-            found = [each.do("look", thread) for each in (one, other)]
+            for each in (one, other):
+                each.tell("look", thread)
+            found = [each.hear()["did"] for each in (one, other)]
             assert found[0] == found[1]
             assert found[0]["sandboxes"] == 1
             assert {f"mark-{each.process.pid}" for each in (one, other)} <= {*found[0]["files"]}

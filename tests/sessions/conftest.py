@@ -37,11 +37,6 @@ class Clock:
 
 
 @pytest.fixture
-def database_url(ready_url: str) -> str:
-    return ready_url
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

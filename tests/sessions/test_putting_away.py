@@ -17,9 +17,9 @@ CYCLES = 50
 
 
 @pytest.fixture
-async def yard(home: Path, database_url: str) -> AsyncIterator[Yard]:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+async def yard(home: Path, ready_url: str) -> AsyncIterator[Yard]:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as yard:
         yield yard
 
 
@@ -42,10 +42,10 @@ touch -d @253402300799 a/b/c/small && touch -d @0.000000001 a/b a empty
 
 @pytest.mark.timeout(300)
 async def test_fifty_rounds_of_stopping_and_archiving_keep_every_byte_mode_time_and_link(
-    home: Path, sqlite_url: str
+    home: Path, ready_sqlite_url: str
 ) -> None:
-    await prepare_hive(sqlite_url)
-    async with open_yard(home, sqlite_url) as yard:
+    await prepare_hive(ready_sqlite_url)
+    async with open_yard(home, ready_sqlite_url) as yard:
         await run(yard, FURNISH)
         before = await seen(await yard.resolve())
         assert len(before) > 20
@@ -196,13 +196,13 @@ async def test_a_hanging_computer_can_be_stopped(yard: Yard) -> None:
 
 
 async def test_the_end_of_a_process_ends_its_computers_and_leaves_their_sessions_to_others(
-    home: Path, database_url: str
+    home: Path, ready_url: str
 ) -> None:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as yard:
         for thread in ("cli:a", "cli:b"):
             await run(yard, f"echo {thread} > work", thread)
     assert not inside(yard.hive.id)
-    async with open_yard(home, database_url) as yard:
+    async with open_yard(home, ready_url) as yard:
         assert {session.status for session in await yard.ledger.list()} == {"stopped"}
         assert [await run(yard, "cat work", thread) for thread in ("cli:a", "cli:b")] == ["cli:a\n", "cli:b\n"]

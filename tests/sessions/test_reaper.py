@@ -56,9 +56,9 @@ class Host:
 
 
 @pytest.fixture
-async def host(home: Path, database_url: str, clock: Clock) -> AsyncIterator[Host]:
-    await prepare_hive(database_url)
-    async with open_yard(home, database_url, ledger=partial(Ledger, now=clock)) as yard:
+async def host(home: Path, ready_url: str, clock: Clock) -> AsyncIterator[Host]:
+    await prepare_hive(ready_url)
+    async with open_yard(home, ready_url, ledger=partial(Ledger, now=clock)) as yard:
         yield Host(yard, reaper(yard))
 
 
@@ -168,9 +168,9 @@ async def test_an_open_context_keeps_a_computer_up_until_nobody_has_used_it_for_
     assert again.replaced and (await again.run("x")).outcome == "error"
 
 
-async def test_a_session_of_one_second_is_stopped_and_one_at_work_is_not(home: Path, sqlite_url: str) -> None:
-    await prepare_hive(sqlite_url, threads="thread", stop_after_s=1)
-    async with open_yard(home, sqlite_url) as yard:
+async def test_a_session_of_one_second_is_stopped_and_one_at_work_is_not(home: Path, ready_sqlite_url: str) -> None:
+    await prepare_hive(ready_sqlite_url, threads="thread", stop_after_s=1)
+    async with open_yard(home, ready_sqlite_url) as yard:
         host = Host(yard, reaper(yard))
         await (await yard.resolve("cli:busy")).start("sleep 600")
         await yard.resolve("cli:idle")
@@ -291,18 +291,18 @@ async def test_one_process_of_a_host_goes_round_at_a_time(host: Host, clock: Clo
     assert await host.does() == "stop"
 
 
-async def test_sessions_of_another_host_are_left_to_it(host: Host, home: Path, database_url: str, clock: Clock) -> None:
+async def test_sessions_of_another_host_are_left_to_it(host: Host, home: Path, ready_url: str, clock: Clock) -> None:
     await host.yard.resolve()
     clock.pass_(days=1)
-    async with open_yard(home, database_url, host="elsewhere", ledger=partial(Ledger, now=clock)) as yard:
+    async with open_yard(home, ready_url, host="elsewhere", ledger=partial(Ledger, now=clock)) as yard:
         assert (await Host(yard, reaper(yard)).round()).done == {}
 
 
 async def test_a_guest_leaves_when_it_is_idle_and_the_one_that_runs_the_computer_decides_for_itself(
-    host: Host, home: Path, database_url: str, clock: Clock
+    host: Host, home: Path, ready_url: str, clock: Clock
 ) -> None:
     process = await (await host.yard.resolve()).start("sleep 600")
-    async with open_yard(home, database_url, ledger=partial(Ledger, now=clock)) as yard:
+    async with open_yard(home, ready_url, ledger=partial(Ledger, now=clock)) as yard:
         guest = Host(yard, reaper(yard))
         computer = await yard.resolve()
         clock.pass_(seconds=300)
@@ -357,9 +357,9 @@ async def another_controller(home: Path, url: str) -> AsyncIterator[asyncio.subp
 
 
 async def test_the_session_of_a_controller_that_was_killed_is_stopped_and_nothing_of_it_is_left(
-    host: Host, home: Path, database_url: str
+    host: Host, home: Path, ready_url: str
 ) -> None:
-    async with another_controller(home, database_url) as child:
+    async with another_controller(home, ready_url) as child:
         assert inside(host.yard.hive.id)
         assert await host.does() is None  # it lives
         os.kill(child.pid, signal.SIGKILL)

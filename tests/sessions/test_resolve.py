@@ -19,9 +19,9 @@ from skep.sessions.recovery import Pace
 
 
 @pytest.fixture
-async def yard(home: Path, database_url: str) -> AsyncIterator[Yard]:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as yard:
+async def yard(home: Path, ready_url: str) -> AsyncIterator[Yard]:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as yard:
         yield yard
 
 
@@ -36,9 +36,9 @@ async def test_a_first_use_makes_a_computer_and_the_next_ones_find_it(yard: Yard
     assert yard.apiary.ids() == [session.id]
 
 
-async def test_threads_of_a_hive_share_one_computer_unless_it_says_otherwise(home: Path, database_url: str) -> None:
-    await prepare_hive(database_url)
-    async with open_yard(home, database_url) as yard:
+async def test_threads_of_a_hive_share_one_computer_unless_it_says_otherwise(home: Path, ready_url: str) -> None:
+    await prepare_hive(ready_url)
+    async with open_yard(home, ready_url) as yard:
         await (await yard.resolve("slack:C1:1700.1")).run("echo shared > work")
         assert (await (await yard.resolve("dm:U7")).run("cat work")).text == "shared\n"
         assert len(await yard.ledger.list()) == 1
@@ -141,10 +141,10 @@ async def test_work_is_not_tried_again_when_the_computer_does_not_come_back(yard
     assert len(tries) == 1
 
 
-async def test_whoever_gives_up_waiting_leaves_the_session_to_others(home: Path, database_url: str) -> None:
-    await prepare_hive(database_url, threads="thread")
+async def test_whoever_gives_up_waiting_leaves_the_session_to_others(home: Path, ready_url: str) -> None:
+    await prepare_hive(ready_url, threads="thread")
     chance = random.Random(7)
-    async with open_yard(home, database_url) as one, open_yard(home, database_url, pace=Pace(limit_s=10)) as other:
+    async with open_yard(home, ready_url) as one, open_yard(home, ready_url, pace=Pace(limit_s=10)) as other:
         await (await one.resolve()).run("echo kept > work")
         await putting_away.stop(one.sessions, one.id())
         for number in range(30):
@@ -159,9 +159,9 @@ async def test_whoever_gives_up_waiting_leaves_the_session_to_others(home: Path,
             await putting_away.stop(other.sessions, other.id())
 
 
-async def test_a_process_of_the_same_host_joins_and_the_files_are_the_same(home: Path, database_url: str) -> None:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as one, open_yard(home, database_url) as other:
+async def test_a_process_of_the_same_host_joins_and_the_files_are_the_same(home: Path, ready_url: str) -> None:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as one, open_yard(home, ready_url) as other:
         await (await one.resolve()).run("echo one > one")
         computer = await other.resolve()
         await computer.run("echo other > other")
@@ -176,9 +176,9 @@ async def test_a_process_of_the_same_host_joins_and_the_files_are_the_same(home:
         assert len(inside(one.hive.id)) == 1
 
 
-async def test_whoever_wants_a_computer_alone_is_told_who_has_it(home: Path, database_url: str) -> None:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as one, open_yard(home, database_url) as other:
+async def test_whoever_wants_a_computer_alone_is_told_who_has_it(home: Path, ready_url: str) -> None:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as one, open_yard(home, ready_url) as other:
         await one.resolve()
         with pytest.raises(WorkspaceBusy, match="in use by process"):
             await other.sessions.open(
@@ -186,11 +186,9 @@ async def test_whoever_wants_a_computer_alone_is_told_who_has_it(home: Path, dat
             )
 
 
-async def test_a_session_can_be_stopped_from_another_process_while_it_is_being_made(
-    home: Path, database_url: str
-) -> None:
-    await prepare_hive(database_url, threads="thread")
-    async with open_yard(home, database_url) as one, open_yard(home, database_url) as other:
+async def test_a_session_can_be_stopped_from_another_process_while_it_is_being_made(home: Path, ready_url: str) -> None:
+    await prepare_hive(ready_url, threads="thread")
+    async with open_yard(home, ready_url) as one, open_yard(home, ready_url) as other:
         making = asyncio.create_task(one.resolve())
         async with asyncio.timeout(30):
             while await other.ledger.find(other.id()) is None:

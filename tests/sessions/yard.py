@@ -203,12 +203,15 @@ def signal_inside(hive_id: str, number: int) -> int:
 
 def _inside(hive_id: str) -> Iterator[tuple[str, int]]:
     """Yield the processes in sandboxes of a hive, known by the folder of it that each sandbox shows."""
+    shown: dict[str, bool] = {}  # by the namespace of mounts: most processes share one
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                mounts = (process / "mountinfo").read_text()
+                sight = str((process / "ns" / "mnt").readlink())
+                if sight not in shown:
+                    shown[sight] = f"/hives/{hive_id} " in (process / "mountinfo").read_text()
                 place = str((process / "ns" / "pid").readlink())
             except OSError:
                 continue  # it has just ended, or is another user's
-            if f"/hives/{hive_id} " in mounts:
+            if shown[sight]:
                 yield place, int(process.name)
