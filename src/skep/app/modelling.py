@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from skep.config import Environment, Settings
 from skep.config.settings import ChatModel
-from skep.models.models import Models
+from skep.models.models import Models, never
 from skep.models.spec import REHEARSAL, ModelSpec
 
 
@@ -17,13 +18,16 @@ def specs_of(settings: Settings, environment: Environment) -> list[ModelSpec]:
     return [_spec(model, environment) for model in settings.chat_models]
 
 
-def build_models(settings: Settings, environment: Environment) -> Models:
-    """Make the models of a program. A model without its key is left alone, and named where no other can answer."""
+def build_models(settings: Settings, environment: Environment, *, is_open: Callable[[str], bool] = never) -> Models:
+    """Make the models of a program. A model without its key is left alone, and named where no other can answer.
+
+    `is_open` says of a provider that it fails too often to be asked now.
+    """
     specs = specs_of(settings, environment)
     for spec in specs:
         if spec.lacks:
             structlog.get_logger("skep.models").warning("model_lacks_key", model=spec.name, variable=spec.lacks)
-    return Models(specs, timeout_s=settings.tasks.model_timeout_s)
+    return Models(specs, timeout_s=settings.tasks.model_timeout_s, is_open=is_open)
 
 
 def _spec(model: ChatModel, environment: Environment) -> ModelSpec:
