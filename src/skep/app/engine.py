@@ -11,7 +11,6 @@ from pathlib import Path
 from skep.app.apiary import Tell, quiet
 from skep.app.choosing import Chooser
 from skep.app.household import Household
-from skep.app.household import Household
 from skep.app.modelling import build_models
 from skep.app.program import Program
 from skep.app.reception import open_sessions
@@ -68,15 +67,6 @@ def _house(home: Path, hive: Hive) -> House:
     household = Household(home, hive.id, hive.account_id, hive.name)
     household.settle()
     return House(household.folder, household.skills)
-
-
-async def _flags(program: Program, hive: Hive) -> Flags:
-    return await program.rollouts.in_effect(hive.flags, hive.account_id)
-
-
-def _house(home: Path, hive: Hive) -> House:
-    found = Household(home, hive.id, hive.account_id, hive.name)
-    return House(found.folder, found.skills)
 
 
 async def _flags(program: Program, hive: Hive) -> Flags:
