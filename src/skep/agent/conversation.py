@@ -187,9 +187,9 @@ def _shortened(message: ModelMessage) -> ModelMessage:
 def _shortened_request(part: ModelRequestPart) -> ModelRequestPart:
     match part:
         case ToolReturnPart(content=str(content)):
-            return _with(part, content=clip(content, _OLD_CHARS))
+            return _with(part, content=_short(content, _OLD_CHARS))
         case UserPromptPart(content=str(content)):
-            return replace(part, content=clip(content, 8 * _OLD_CHARS))
+            return replace(part, content=_short(content, 8 * _OLD_CHARS))
         case _:
             return part
 
@@ -197,11 +197,16 @@ def _shortened_request(part: ModelRequestPart) -> ModelRequestPart:
 def _shortened_response(part: ModelResponsePart) -> ModelResponsePart:
     match part:
         case TextPart():
-            return replace(part, content=clip(part.content, _OLD_CHARS))
+            return replace(part, content=_short(part.content, _OLD_CHARS))
         case ToolCallPart() if len(text := _as_text(part.args)) > 2 * _OLD_CHARS:
             return _with(part, args={"shortened": clip(text, _OLD_CHARS)})
         case _:
             return part
+
+
+def _short(text: str, most: int) -> str:
+    """Cut a text, unless that has been done: the remark about it makes it a little longer than it may be."""
+    return clip(text, most) if len(text) > 2 * most else text
 
 
 def _with(part: T, **changes: object) -> T:

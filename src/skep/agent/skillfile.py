@@ -16,6 +16,9 @@ from skep.errors import InvalidRequest, NotFound
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _MOST_BYTES = 64 << 10
+#: The time that YAML takes grows with the square of its depth.
+_FRONT_CHARS = 8 << 10
+_MOST_BRACKETS = 50
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -87,6 +90,8 @@ def _metadata(text: str, skill: str) -> dict[str, Any]:
     if not lines or lines[0].strip() != "---" or "---" not in (stripped := [line.strip() for line in lines[1:]]):
         return {}
     front = "\n".join(lines[1 : stripped.index("---") + 1])
+    if len(front) > _FRONT_CHARS or sum(map(front.count, "[{")) > _MOST_BRACKETS:
+        raise InvalidRequest(f"the front matter of {skill!r} is too long or too deep", hint="use another skill")
     try:
         if any(getattr(event, "anchor", None) for event in yaml.parse(front, Loader=yaml.SafeLoader)):
             raise InvalidRequest(f"SKILL.md of {skill!r} uses anchors", hint="write each value where it belongs")
