@@ -92,6 +92,15 @@ async def test_a_background_command_is_stopped_with_all_it_started(bench: Bench)
     assert "no background job" in (await bench.trouble("stop_command", job="nobody")).message
 
 
+async def test_what_a_cancelled_task_left_running_is_ended_with_it(bench: Bench) -> None:
+    desk = Desk(bench.yard.resolve)
+    for place in (bench.desk, desk):
+        await bench.toolbox.perform(bench.read("run_command", command="exec sleep 986", background=True), place)
+    await desk.close(stop=True)
+    left = await bench.do("run_command", command="pgrep -fc 'sleep 98[6]'")
+    assert isinstance(left, CommandEnded) and left.stdout == "1\n"  # which is of another task
+
+
 async def test_a_long_output_shows_its_ends_and_is_kept_whole_in_a_file(bench: Bench) -> None:
     seen = await bench.do("run_command", command="seq 200000; echo the end")
     assert isinstance(seen, CommandEnded) and seen.truncated and seen.spooled_to

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from skep.agent.actions import AskUser
-from skep.errors import SandboxDisabled
+from skep.errors import SandboxDisabled, SkepError
 
 if TYPE_CHECKING:
     from skep.agent.window import Window
@@ -39,7 +40,8 @@ class Desk:
     skills: Mapping[str, Path] = field(default_factory=dict)
     ask: Ask | None = None
     timeouts: dict[str, float] = field(default_factory=lambda: dict(TIMEOUTS))
-    #: How far each background command has been read.
+    #: The background commands that were started from here, and how far each has been read.
+    jobs: list[str] = field(default_factory=list)
     cursors: dict[str, int] = field(default_factory=dict)
     _computer: Computer | None = None
     _window: Window | None = None
@@ -75,9 +77,15 @@ class Desk:
             self._window = await Window.open(await self.computer(), timeout_s=self.timeout_s("browse"))
         return self._window
 
-    async def close(self) -> None:
-        """Close what was opened for the task alone."""
+    async def close(self, *, stop: bool = False) -> None:
+        """Close what was opened for the task alone. With `stop`, end its background commands too: it was cancelled."""
         await self._close_window()
+        if stop and self._computer is not None:
+            with suppress(SkepError):  # what is gone, or is another's by now, need not be ended
+                async with self._computer.sandbox("exec") as sandbox:
+                    for job in sandbox.jobs():
+                        if job.id in self.jobs and job.running:
+                            await job.kill()
 
     async def _close_window(self) -> None:
         window, self._window = self._window, None

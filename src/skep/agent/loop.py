@@ -90,7 +90,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one task may use; None is no limit. What cannot be priced does not count as money."""
+    """What one task may use; None is no limit. What cannot be priced, or is free, does not count as money."""
 
     steps: int = 50
     requests: int = 100
@@ -107,7 +107,7 @@ class Limits:
             "usd": (tally.usd, self.usd),
             "seconds": (tally.elapsed_s, self.seconds),
         }
-        return next((name for name, (spent, most) in used.items() if most is not None and spent >= most), None)
+        return next((name for name, (spent, most) in used.items() if most is not None and 0 < spent >= most), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from pydantic_ai.tools import ToolDefinition
@@ -33,11 +34,21 @@ class Tool:
 
     @property
     def definition(self) -> ToolDefinition:
-        schema = self.action.model_json_schema()
-        for hidden in ("stamp", "kind"):
-            schema["properties"].pop(hidden, None)
-        schema["required"] = [name for name in schema.get("required", ()) if name != "stamp"]
-        schema.pop("$defs", None)
-        schema.pop("title", None)
-        told = schema.pop("description", None)
-        return ToolDefinition(name=self.name, parameters_json_schema=schema, description=told, sequential=True)
+        """What the model is told of it."""
+        return _definition(self.action)
+
+
+@cache
+def _definition(action: type[Action]) -> ToolDefinition:
+    schema = action.model_json_schema()
+    schema.pop("$defs", None)
+    schema.pop("title", None)
+    schema["properties"] = {
+        name: {key: value for key, value in told.items() if key != "title"}
+        for name, told in schema["properties"].items()
+        if name not in ("stamp", "kind")
+    }
+    schema["required"] = [name for name in schema["required"] if name != "stamp"]
+    told = schema.pop("description", None)
+    name = str(action.model_fields["kind"].default)
+    return ToolDefinition(name=name, parameters_json_schema=schema, description=told, sequential=True)

@@ -30,6 +30,7 @@ async def run_command(action: RunCommand, desk: Desk) -> Observation:
     computer = await desk.computer()
     if action.background:
         job = await computer.background(action.command, env={"SKEP_IDEMPOTENCY_KEY": action.stamp.key})
+        desk.jobs.append(job.id)
         return CommandStarted(stamp=action.stamp, job=job.id)
     room = await computer.shell(desk.room)
     usual_s = desk.timeout_s(action.kind) if action.timeout_s is None else None
