@@ -229,12 +229,15 @@ async def soon(condition: Callable[[], bool], within_s: float = 2.0) -> bool:
 
 
 def host_processes(mark: str) -> list[int]:
-    """Return the processes of the host, those in sandboxes among them, that have a mark in their arguments."""
+    """Return the processes of the host, those in sandboxes among them, that have a mark in their arguments.
+
+    The newest are looked at first: what forks on lives for milliseconds, and would be gone by the time of the last.
+    """
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in sorted((int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()), reverse=True):
         try:
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
+            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
         except OSError:
             continue
     return found

@@ -40,7 +40,7 @@ def mark() -> Iterator[str]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def _gone(mark: str, *, but: int = 0, within_s: float = 2.0) -> bool:
+async def _gone(mark: str, *, but: int = 0, within_s: float = DEADLINE_S) -> bool:
     """Say whether nothing with a mark is left soon, in many looks: what forks on can be missed by one."""
     looks = iter(lambda: [pid for pid in host_processes(mark) if pid != but], None)
     return await soon(lambda: not any(next(looks) for _ in range(20)), within_s)
@@ -119,7 +119,7 @@ async def test_everything_dies_with_bwrap_itself(mark: str) -> None:
         os.kill(sandbox.launcher.pid, signal.SIGKILL)
         assert await _gone(mark)
         with pytest.raises(SandboxLost):
-            await asyncio.wait_for(process.wait(), 2)
+            await asyncio.wait_for(process.wait(), DEADLINE_S)
         process.release()
 
 
@@ -142,7 +142,7 @@ async def test_no_call_waits_for_a_sandbox_that_is_dead(doing: str, sandbox: San
     done, _ = await asyncio.wait([call], timeout=0.3)
     assert not done
     os.kill(sandbox.launcher.pid, signal.SIGKILL)
-    done, _ = await asyncio.wait([call], timeout=2.0)
+    done, _ = await asyncio.wait([call], timeout=DEADLINE_S)
     assert done
     assert call.exception() is None or isinstance(call.exception(), SandboxLost)
     process.release()
