@@ -29,7 +29,7 @@ def test_a_browser_is_offered_only_where_the_hive_has_one() -> None:
 
 
 def test_a_command_reaches_out_only_where_the_hive_may() -> None:
-    for network, reach in ((False, "inside"), (True, "outside")):
+    for network, reach in ((False, "inside"), (True, "listed")):
         toolbox = Toolbox(network=network)
         action = toolbox.parse(ToolCallPart("run_command", {"command": "ls"}), stamp())
         assert isinstance(action, RunCommand)

@@ -17,6 +17,8 @@ DENIED = Policy(may_reach_out=frozenset({"browse"}), denied=frozenset({"browse"}
     [
         ("run_command", "inside", Policy(), "allow"),
         ("ask_user", "person", Policy(), "allow"),
+        ("run_command", "listed", Policy(), "allow"),
+        ("run_command", "listed", Policy(denied=frozenset({"run_command"})), "deny"),
         ("browse", "outside", Policy(), "ask"),
         ("browse", "outside", NAMED, "allow"),
         ("expose_port", "outside", NAMED, "ask"),

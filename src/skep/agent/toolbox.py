@@ -85,7 +85,7 @@ class Toolbox(AbstractToolset[Desk]):
     def asked(self, action: Action) -> Asked:
         """Say what has to be ruled on before an act runs."""
         tool = self._tools[action.kind]
-        reach: Reach = "outside" if tool.network and self._network else tool.reach
+        reach: Reach = "listed" if tool.network and self._network else tool.reach
         told = action.model_dump_json(exclude={"stamp", "kind"}, exclude_defaults=True)
         return Asked(tool.name, reach, f"{tool.name} {clip(told, _SUMMARY_CHARS)}")
 

@@ -1,12 +1,16 @@
-"""Rule on an act before it runs: what stays inside is allowed, what reaches out is asked for, the rest is denied."""
+"""Rule on an act before it runs: what stays inside is allowed, what reaches out is asked for, the rest is denied.
+
+Hosts on the allow-list were allowed by whoever wrote it, and the sandbox's way out holds to it: nobody is asked again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: How far an act goes: it stays in the sandbox, it reaches beyond it, or it speaks to the person.
-Reach = Literal["inside", "outside", "person"]
+#: How far an act goes: it stays in the sandbox, it may reach hosts that a person has listed, it reaches further, or it
+#: speaks to the person.
+Reach = Literal["inside", "listed", "outside", "person"]
 Verdict = Literal["allow", "ask", "deny"]
 
 
@@ -42,6 +46,8 @@ def rule(asked: Asked, policy: Policy) -> Ruling:
     match asked.reach:
         case "inside":
             return Ruling("allow", "it stays inside the sandbox")
+        case "listed":
+            return Ruling("allow", "it stays inside the sandbox, which reaches no hosts but those that are listed")
         case "person":
             return Ruling("allow", "it only speaks to the person")
         case "outside" if asked.tool in policy.may_reach_out:
