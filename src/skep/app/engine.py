@@ -55,6 +55,7 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
             bounds=_bounds(settings),
             confidence=settings.tasks.confidence,
             approval_timeout_s=settings.policy.approval_timeout_s,
+            command_timeout_s=settings.sandbox.limits.command_timeout_s,
             network=bool(settings.policy.allowed_hosts),
             flags=partial(_flags, program),
             breakers=breakers,

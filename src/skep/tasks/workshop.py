@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from skep.errors import SkepError
 from skep.governance.ruling import Policy
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from skep.agent.desk import Desk
     from skep.agent.loop import Limits
+    from skep.agent.toolbox import Toolbox
     from skep.models.models import Models
     from skep.sessions.computer import Computer
-    from skep.sessions.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,12 @@ class Bounds:
         from skep.agent.loop import Limits
 
         return Limits(self.steps, self.requests, self.tokens, self.usd, self.seconds)
+
+
+class Reception(Protocol):
+    """Where the computer of a thread is found; `Sessions` is one."""
+
+    async def resolve(self, hive: Hive, thread: str, *, account_id: str) -> Computer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +83,15 @@ class Workshop:
 
     `host` is what this machine is called, `flags` says which flags of a hive are in effect, `network` whether its
     sandboxes may reach out, `confidence` is the least with which an answer is taken as it is, and `jobs` are done when
-    a task has ended. `breakers` should be those that `models` asks too.
+    a task has ended. `command_timeout_s` is for commands and code that do not ask for a time of their own. `breakers`
+    should be those that `models` asks too.
     """
 
     database: Database
     log: EventLog
     hives: Hives
     leases: Leases
-    sessions: Sessions
+    sessions: Reception
     models: Models
     host: str
     household: Callable[[Hive], House]
@@ -92,11 +99,14 @@ class Workshop:
     bounds: Bounds = Bounds()
     confidence: float = 0.5
     approval_timeout_s: float = 3600.0
+    command_timeout_s: float = 30.0
     network: bool = False
     policy: Policy = field(default_factory=Policy)
     flags: Callable[[Hive], Awaitable[Flags]] = as_set
     breakers: Breakers = field(default_factory=Breakers)
     jobs: Mapping[str, Job] = field(default_factory=dict)
+    #: The tools of a hive's workers, where they are not the usual ones.
+    toolbox: Callable[[Hive], Toolbox] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +153,11 @@ class _Bench:
 
     async def _work(self, matter: _Matter) -> Outcome:
         from skep.agent.conversation import Conversation
-        from skep.agent.toolbox import Toolbox
         from skep.tasks.acting import DurableSteps
         from skep.tasks.supervise import Means, Supervisor
 
         shop, run, thinker, meter = self._shop, matter.run, matter.thinker, matter.meter
-        toolbox = Toolbox(browser=run.hive.upkeep.browser, network=shop.network)
+        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(run.hive, network=shop.network)
         questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
         instructions = worker_instructions(run.hive, matter.memory)
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
@@ -163,8 +172,9 @@ class _Bench:
     @asynccontextmanager
     async def _desk(self, run: Run, house: House) -> AsyncIterator[Desk]:
         """Lay out a desk, and bring its computer up while the model thinks about the first act."""
-        from skep.agent.desk import Desk
+        from skep.agent.desk import TIMEOUTS, Desk
 
+        usual = dict.fromkeys(("run_command", "run_python"), self._shop.command_timeout_s)
         task, hive = run.task, run.hive
         resolve = partial(self._shop.sessions.resolve, hive, task.thread, account_id=task.account_id)
         warming: asyncio.Task[Computer] | None = asyncio.create_task(resolve(), name=f"skep computer {task.id}")
@@ -175,9 +185,13 @@ class _Bench:
             return await (resolve() if first is None else first)
 
         room = "main" if task.parent is None else task.id
-        desk = Desk(computer, room=room, household=house.folder, skills=house.skills)
+        timeouts = {**TIMEOUTS, **usual}
+        desk = Desk(computer, room=room, household=house.folder, skills=house.skills, timeouts=timeouts)
         try:
             yield desk
+        except asyncio.CancelledError:
+            await desk.close(stop=True)
+            raise
         finally:
             await desk.close()
             if warming is not None:
@@ -198,6 +212,12 @@ class _Bench:
     async def keep_trajectory(self, task: Task, hive: Hive) -> None:
         if (await self._shop.flags(hive)).file_memory_enabled:
             await append_trajectory(self._ledger, self._shop.household(hive).folder, task, hive)
+
+
+def _usual_tools(hive: Hive, *, network: bool) -> Toolbox:
+    from skep.agent.toolbox import Toolbox
+
+    return Toolbox(browser=hive.upkeep.browser, network=network)
 
 
 @asynccontextmanager
