@@ -39,7 +39,7 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
     settings, breakers = program.settings, Breakers()
     chooser = Chooser(settings, environment.cloud_keys, program=program, tell=tell)
     async with (
-        build_models(settings, environment, is_open=lambda name: breakers.is_open(f"provider:{name}")) as models,
+        build_models(settings, environment, is_open=lambda name: not breakers.begin(f"provider:{name}")) as models,
         open_sessions(program, keys=environment.store_keys, tell=tell, chooser=chooser) as sessions,
     ):
         workshop = Workshop(

@@ -53,7 +53,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
 class ModelFailure(ModelUnavailable):
     """A model did not answer, or not in a way that can be used.
 
-    `spend` is there where an answer came and was paid for but cannot be used. `tried` names every model that was asked.
+    `spend` is there where an answer came and was paid for but cannot be used. `earlier` are the failures of the models
+    that were asked before.
     """
 
     def __init__(
@@ -75,7 +76,17 @@ class ModelFailure(ModelUnavailable):
         self.status_code = status_code
         self.retry_after_s = retry_after_s
         self.spend = spend
-        self.tried: tuple[str, ...] = ()
+        self.earlier: tuple[ModelFailure, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model that failed: provider/id."""
+        return f"{self.provider}/{self.model}"
+
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """Every model that was asked, this one last."""
+        return (*(each.name for each in self.earlier), self.name)
 
 
 def failure_of(
@@ -83,7 +94,7 @@ def failure_of(
 ) -> ModelFailure:
     """Make a failure of a model, in words that can be shown: no key, no control characters, not too long."""
     told = f"{spec.name}: {_shown(message, spec.key)}"
-    return ModelFailure(told, kind=kind, provider=spec.provider, model=spec.id, spend=spend, hint=hint)
+    return ModelFailure(told, kind=kind, provider=spec.provider, model=spec.title, spend=spend, hint=hint)
 
 
 def translate(error: Exception, spec: ModelSpec) -> ModelFailure:

@@ -27,7 +27,7 @@ class Models:
     def __init__(
         self, specs: Sequence[ModelSpec], *, timeout_s: float = 120, is_open: Callable[[str], bool] = never
     ) -> None:
-        """`is_open` says of a provider that its circuit is open, so that it is not asked for now."""
+        """`is_open` says right before a call that the provider's circuit is open, so that it is not asked for now."""
         self.specs = tuple(specs)
         self._timeout_s = timeout_s
         self.is_open = is_open
@@ -71,21 +71,23 @@ class Models:
     async def ask(self, request: Request) -> Answer:
         """Get one answer, from the next best model where one is overloaded; any other failure is the caller's."""
         specs = self.choose(request.role, level=request.level, avoid=request.avoid)
-        healthy = [spec for spec in specs if not self.is_open(spec.provider)]
-        if not healthy:
-            raise failure_of(specs[0], "circuit_open", "it has failed too often lately to be asked now")
         failures: list[ModelFailure] = []
-        for number, spec in enumerate(healthy):
-            tried = tuple(each.name for each in healthy[: number + 1])
+        for spec in specs:
+            # Asked right before the call: of a circuit that is half open, only one call may go through.
+            if self.is_open(spec.provider):
+                continue
             try:
                 answer = await self._ask(spec, request)
             except ModelFailure as failure:
-                failure.tried = tried
+                failure.earlier = tuple(failures)
                 failures.append(failure)
                 if failure.kind != "overloaded":
                     raise
             else:
+                tried = (*(each.name for each in failures), spec.name)
                 return replace(answer, tried=tried, failures=tuple(failures))
+        if not failures:
+            raise failure_of(specs[0], "circuit_open", "it has failed too often lately to be asked now")
         raise failures[-1]
 
     async def _ask(self, spec: ModelSpec, request: Request) -> Answer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skep import errors
 from skep.errors import Defect, SkepError
 from skep.models.exchange import Answer, Request
-from skep.models.failures import ModelFailure
+from skep.models.failures import ModelFailure, failure_of
 from skep.models.messages import dump_messages, load_messages
 from skep.models.prices import Spend
 from skep.state.events import ModelCalled
@@ -46,13 +46,18 @@ class Heard:
 
 
 class Thinker:
-    """The models, for one task. `level` and `avoid` are what healing has decided so far."""
+    """The models, for one task. `level` and `avoid` are what healing has decided so far.
 
-    def __init__(self, run: Run, models: Models, breakers: Breakers, meter: Meter) -> None:
+    A provider whose circuit is open is passed over; with `heals` that is a failure first, so that the switch to
+    another one is decided by healing and on record.
+    """
+
+    def __init__(self, run: Run, models: Models, breakers: Breakers, meter: Meter, *, heals: bool = False) -> None:
         self._run = run
         self._models = models
         self._breakers = breakers
         self._meter = meter
+        self._heals = heals
         self.level: Level | None = None
         self.avoid: frozenset[str] = frozenset()
         #: How often in a row there was no answer.
@@ -92,18 +97,26 @@ class Thinker:
 
     async def _ask(self, request: Request) -> dict[str, Any]:
         try:
+            if self._heals:
+                self._look_at_circuit(request)
             answer = await self._models.ask(request)
         except ModelFailure as failure:
-            self._break(failure)
+            for one in (*failure.earlier, failure):
+                self._break(one)
             told: dict[str, Any] = {"failure": _failure(failure), "spend": _spend(failure.spend), "scripted": False}
         except SkepError as error:
             told = {"error": [type(error).__name__, error.message, error.hint], "spend": None}
         else:
-            for earlier in answer.failures:
-                self._break(earlier)
+            for one in answer.failures:
+                self._break(one)
             self._breakers.succeeded(f"provider:{answer.spend.provider}")
             told = _answer(answer)
         return {**told, "at": datetime.now(UTC).isoformat(), "elapsed_s": round(self._meter.elapsed_s, 3)}
+
+    def _look_at_circuit(self, request: Request) -> None:
+        best = self._models.choose(request.role, level=request.level, avoid=request.avoid)[0]
+        if self._breakers.is_open(f"provider:{best.provider}"):
+            raise failure_of(best, "circuit_open", "it has failed too often lately to be asked now")
 
     def _break(self, failure: ModelFailure) -> None:
         if failure.kind != "circuit_open":

@@ -143,7 +143,7 @@ class _Bench:
         flags, house, meter = await self._shop.flags(run.hive), self._shop.household(run.hive), Meter()
         return _Matter(
             run,
-            Thinker(run, self._shop.models, self._shop.breakers, meter),
+            Thinker(run, self._shop.models, self._shop.breakers, meter, heals=flags.self_healing_enabled),
             meter,
             partial(self._options, flags),
             house,
