@@ -152,7 +152,7 @@ class Supervisor:
             case Failure():
                 return ended
             case Finished(outcome="failed", reply=reply):
-                return Failure("unknown", f"the worker gave up: {reply}")
+                return Failure("gave_up", reply, check=self._last_check())
             case Finished(confidence=sure) if sure < self._means.confidence:
                 return Failure("low_confidence", f"the worker is {sure:.0%} sure of its answer")
             case Finished():
@@ -175,11 +175,12 @@ class Supervisor:
         return self._means.options(max(0.0, self._means.limits.seconds - self._means.meter.elapsed_s))
 
     async def _record(self, failure: Failure, remedy: Remedy) -> None:
+        if isinstance(remedy, GiveUp) and not remedy.noted:
+            structlog.get_logger("skep.tasks").info("task_not_healed", task=self._run.task.id, failure=str(failure))
+            return
         attempt = self._history.attempt
         event = healed(failure, remedy, attempt=attempt)
         self._happened.append(event)
-        if not self._options().healing:
-            structlog.get_logger("skep.tasks").info("task_not_healed", task=self._run.task.id, failure=str(failure))
         await self._run.record(_healed_key(attempt), event, attempt=attempt)
 
     async def _apply(self, failure: Failure, remedy: Remedy) -> None:
