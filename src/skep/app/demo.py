@@ -1,4 +1,4 @@
-"""A short story that shows what works: a hive, many writers, a live tail, a verified log, a forger caught."""
+"""A short story that shows what works: a prompt, healing, many writers, a live tail, a verified log, a forger caught."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from skep.app.program import Program, open_program, signing_key
+from skep.app.story import PROMPT, Tellers, play
 from skep.config import Paths, Settings
-from skep.errors import Conflict, Defect
+from skep.errors import Conflict, Defect, SandboxUnusable
 from skep.state.chain import Verdict, verify
 from skep.state.checkpoint import Signer
 from skep.state.database import Database
@@ -31,6 +32,7 @@ WRITERS = ("ada", "bo", "cleo", "dara", "eli", "fay", "gus", "hana")
 ROUNDS = 12
 SHOWN = 8
 ACCOUNT = "demo"
+WRITING = "press"
 _FLOWERS = ("clover", "lavender", "heather", "linden", "borage", "thyme", "willow", "apple")
 
 
@@ -46,12 +48,14 @@ class Seen:
         self.seqs.append(recorded.seq)
 
 
-async def run_demo(console: Console, *, keep: Path | None = None) -> None:
+async def run_demo(console: Console, tellers: Tellers, *, keep: Path | None = None) -> None:
     """Tell the story on the console, in a throwaway home unless one is named to be kept."""
     with _home(console, keep) as home:
         paths = Paths(config=home / "config.json", home=home, logs=home / "log")
         async with open_program(paths, Settings()) as program:
-            hive = await _make_hive(console, program)
+            hive = await _make_hives(console, program)
+        await _carry_a_prompt(console, paths, tellers)
+        async with open_program(paths, Settings()) as program:
             await _watch_writers(console, program, hive)
         signer = Signer.open(signing_key(paths))
         await _verify_log(console, home / "skep.db", signer)
@@ -81,16 +85,33 @@ def _home(console: Console, keep: Path | None) -> Iterator[Path]:
             shutil.rmtree(home)
 
 
-async def _make_hive(console: Console, program: Program) -> Hive:
-    _heading(console, 1, "A hive")
+async def _make_hives(console: Console, program: Program) -> Hive:
+    _heading(console, 1, "Two hives")
     await program.accounts.create(ACCOUNT)
-    hive = await program.hives.create("garden", account_id=ACCOUNT, actor="demo")
-    _done(console, f"made [bold]{hive.name}[/bold] [dim]({hive.id})[/dim] in account {hive.account_id}")
+    for name in (WRITING, "garden"):
+        hive = await program.hives.create(name, account_id=ACCOUNT, actor="demo")
+        _done(console, f"made [bold]{hive.name}[/bold] [dim]({hive.id})[/dim] in account {hive.account_id}")
     return hive
 
 
+async def _carry_a_prompt(console: Console, paths: Paths, tellers: Tellers) -> None:
+    _heading(console, 2, "A prompt is carried to its reply, and what fails on the way is healed")
+    console.print(
+        "[dim]     the model is scripted and needs no key; the sandbox, the skill and the service are real[/dim]"
+    )
+    console.print(f"     [cyan]{PROMPT}[/cyan]")
+    try:
+        task, board = await play(paths, ACCOUNT, WRITING, tellers)
+    except SandboxUnusable as error:
+        console.print(f"     [yellow]left out[/yellow]  {error.message}; see: skep doctor")
+        return
+    console.print(f"     [green]{task.reply}[/green]")
+    (post,) = board.posts.values()
+    _done(console, f"the service has one post: {' '.join(post.split())[:40]}…")
+
+
 async def _watch_writers(console: Console, program: Program, hive: Hive) -> None:
-    _heading(console, 2, f"{len(WRITERS)} writers at once, followed live by a reader")
+    _heading(console, 3, f"{len(WRITERS)} writers at once, followed live by a reader")
     total = 1 + len(WRITERS) * ROUNDS  # the making of the hive is on record too
     seen = Seen()
     began = time.monotonic()
@@ -148,7 +169,7 @@ def _tail(seen: Seen) -> Group:
 
 
 async def _verify_log(console: Console, file: Path, signer: Signer) -> None:
-    _heading(console, 3, "Verified")
+    _heading(console, 4, "Verified")
     verdict = await _judge(file, signer)
     if not verdict.ok:
         raise Defect(f"the log of the demo does not verify: {verdict.first_bad}")
@@ -156,19 +177,19 @@ async def _verify_log(console: Console, file: Path, signer: Signer) -> None:
 
 
 async def _catch_forgers(console: Console, home: Path, hive: Hive, signer: Signer) -> None:
-    _heading(console, 4, "A forger at work on copies of the database")
-    victim = 1 + len(WRITERS) * ROUNDS // 2
-    forged = _copy(home, "forged.db", [f"UPDATE skep_events SET record = {_FORGED} WHERE seq = {victim}"])  # noqa: S608
+    _heading(console, 5, "A forger at work on copies of the database")
+    its, victim = f"AND hive_id = '{hive.id}'", 1 + len(WRITERS) * ROUNDS // 2
+    forged = _copy(home, "forged.db", [f"UPDATE skep_events SET record = {_FORGED} WHERE seq = {victim} {its}"])  # noqa: S608
     await _expose(console, forged, signer, f"rewrote record {victim}")
     last = len(WRITERS) * ROUNDS - 2
     cut = _copy(
         home,
         "cut.db",
         [
-            f"DELETE FROM skep_events WHERE seq > {last}",  # noqa: S608
+            f"DELETE FROM skep_events WHERE seq > {last} {its}",  # noqa: S608
             f"UPDATE skep_event_heads SET seq = {last}, checkpoint_seq = 0, hash = "  # noqa: S608
-            f"(SELECT hash FROM skep_events WHERE seq = {last})",
-            "DELETE FROM skep_checkpoints",
+            f"(SELECT hash FROM skep_events WHERE seq = {last} {its}) WHERE true {its}",
+            f"DELETE FROM skep_checkpoints WHERE true {its}",  # noqa: S608
         ],
     )
     await _expose(console, cut, signer, "cut the last 3 records off, with every trace in the database")
@@ -218,6 +239,7 @@ def _point_onwards(console: Console, keep: Path | None) -> None:
     for command, purpose in (
         ("skep doctor", "check this machine"),
         ("skep hive create garden", "make a hive of your own"),
+        ("skep run '…'", "ask it for something; see docs/guides/models.md"),
         ("skep events tail garden", "watch what happens in it"),
     ):
         console.print(f"     [green]$[/green] {command:<26}[dim]{purpose}[/dim]")

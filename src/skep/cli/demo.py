@@ -23,11 +23,13 @@ def demo(
         typer.Option("--keep", help="Use this new folder and keep it.", metavar="FOLDER", show_default=False),
     ] = None,
 ) -> None:
-    """Make a hive, watch several writers append to its log at once, verify it, and catch a forger."""
+    """Have a hive carry out a prompt and heal on the way, watch writers append to a log, verify it, catch a forger."""
     import asyncio
 
     from skep.app.demo import run_demo
+    from skep.cli.storyline import Story
     from skep.cli.terminal import console
 
     start_logging(Environment.read(), file=None)
-    asyncio.run(run_demo(console(), keep=keep))
+    screen = console()
+    asyncio.run(run_demo(screen, lambda task: Story(task, screen, indent=5), keep=keep))

@@ -24,6 +24,7 @@ from skep.state.events import (
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from rich.console import Console
     from rich.status import Status
 
     from skep.state.events import Recorded
@@ -116,13 +117,14 @@ def clip(text: str) -> str:
 
 
 class Story:
-    """Tells on stderr what happens in a task, so that stdout is the reply's alone."""
+    """Tells what happens in a task: on stderr unless told otherwise, so that stdout is the reply's alone."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, screen: Console | None = None, *, indent: int = 2) -> None:
         self._task = task
         self._titles: dict[str, str] = {}
         self._acts: dict[tuple[str | None, str], tuple[str, datetime]] = {}
-        self._console = console(stderr=True)
+        self._console = screen or console(stderr=True)
+        self._indent = " " * indent
         self._status: Status | None = None
 
     def tell(self, recorded: Recorded) -> None:
@@ -186,7 +188,7 @@ class Story:
         part = "" if recorded is None else self._titles.get(recorded.task_id or "", "")
         line = f"[{clip(part)}] {text}" if part else text
         shown = " ".join(line.split()) if whole else clip(line)
-        self._console.print(Text(f"  {printable(shown)}", _STYLES[style]), soft_wrap=True)
+        self._console.print(Text(f"{self._indent}{printable(shown)}", _STYLES[style]), soft_wrap=True)
 
     def _show(self, what: str) -> None:
         """Show on a terminal what runs now."""

@@ -20,10 +20,10 @@ def check_of(observation: Mapping[str, JsonValue]) -> Check | None:
     output = _joined(observation, "stdout", "stderr", "error", "message")
     named = observation.get("tool") or observation.get("skill") or observation.get("kind")
     match observation:
+        case {"status": int(status)}:  # what it says itself goes before the exit code of what said it
+            return Check(f"{named}, status {status}", status < 400, output)
         case {"exit_code": int(code)}:
             return Check(f"{named}, exit code {code}", code == 0, output)
-        case {"status": int(status)}:
-            return Check(f"{named}, status {status}", status < 400, output)
         case {"kind": "cell_ran", "outcome": str(outcome)}:
             return Check(f"cell, {outcome}", outcome == "ok", output)
     return None
