@@ -1,4 +1,4 @@
-"""A short story that shows what works: a prompt, healing, many writers, a live tail, a verified log, a forger caught."""
+"""A short story that shows what works: a prompt, healing, many writers, a live tail, a verified log, forgers caught."""
 
 from __future__ import annotations
 
