@@ -95,6 +95,16 @@ async def test_an_endless_output_stays_small(bench: Bench) -> None:
     assert len(polled.model_dump_json()) < 6 * END_CHARS
 
 
+async def test_halves_of_characters_do_not_reach_the_log(bench: Bench) -> None:
+    await bench.do("run_command", command="mkdir -p odd && touch odd/$'\\xff'")
+    async with (await bench.desk.computer()).files() as files:
+        [entry] = await files.list("odd")
+    with pytest.raises(UnicodeEncodeError):
+        entry.name.encode()
+    seen = await bench.do("list_files", path="odd")
+    assert seen.model_dump_json().encode() and "odd/?" in seen.model_dump_json()
+
+
 async def test_an_edit_cannot_blow_a_file_up(bench: Bench) -> None:
     await bench.do("write_file", path="small", content="a" * 100_000)
     refused = await bench.trouble("edit_file", path="small", old="a", new="b" * 100_000, all=True)

@@ -51,7 +51,7 @@ def test_an_action_survives_being_written_down() -> None:
         ('{"path": "a", "stamp": {}}', "stamp is not an argument"),
         ('{"path": "a", "kind": "finish"}', "kind is not an argument"),
         ('{"path": "a", "start": NaN}', "NaN is not a number"),
-        ('{"path": "\\ud800"}', "path"),
+        ('{"path": "\\ud800"}', "surrogates not allowed"),
         ('{"path": 7}', "path: Input should be a valid string"),
         ("null", "have to be a JSON object"),
         ("[" * 100_000, "arguments"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -90,6 +91,27 @@ async def test_a_background_command_is_stopped_with_all_it_started(bench: Bench)
     left = await bench.do("run_command", command="pgrep -f 'sleep 98[7]' || echo none")
     assert isinstance(left, CommandEnded) and left.stdout == "none\n"
     assert "no background job" in (await bench.trouble("stop_command", job="nobody")).message
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("run_command", {"command": "touch begun; sleep 985"}),
+        ("run_python", {"code": "import subprocess; open('begun', 'w'); subprocess.run(['sleep', '985'])"}),
+    ],
+)
+async def test_an_act_that_is_cancelled_ends_in_the_sandbox_too(bench: Bench, tool: str, arguments: Any) -> None:
+    acting = asyncio.create_task(bench.do(tool, **arguments))
+    async with asyncio.timeout(30):
+        while isinstance(await bench.do("read_file", path="begun"), Trouble):
+            await asyncio.sleep(0.02)
+        acting.cancel()
+        with suppress(asyncio.CancelledError):
+            await acting
+        computer = await bench.desk.computer()
+        while (await computer.run("pgrep -f 'sleep 98[5]'")).ok:
+            await asyncio.sleep(0.02)
+    await bench.do("run_command", command="rm begun")
 
 
 async def test_what_a_cancelled_task_left_running_is_ended_with_it(bench: Bench) -> None:

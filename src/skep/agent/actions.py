@@ -42,7 +42,7 @@ class RunCommand(_Action):
     """
 
     kind: Literal["run_command"] = "run_command"
-    command: Annotated[Text, Field(min_length=1)]
+    command: Annotated[str, Field(min_length=1, max_length=100_000)]
     timeout_s: Seconds | None = None
     background: bool = False
 

@@ -35,7 +35,7 @@ def clip(text: str, most: int = 2 * END_CHARS) -> str:
 
 def printable(text: str) -> str:
     """Return a text without halves of characters, which neither UTF-8 nor the log can hold."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 async def keep(computer: Computer, call: str, stdout: str, stderr: str = "", *, cut: bool = False) -> Kept:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from skep.agent.actions import Stamp
+from skep.agent.bounds import printable
 
 #: Why a tool itself failed, as opposed to what it ran.
 TroubleKind = Literal[
@@ -23,9 +24,23 @@ TroubleKind = Literal[
 ]
 
 
-class _Observation(BaseModel):
+class _Told(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, data: Any) -> Any:
+        """Take in what a sandbox says: names and pages there can hold halves of characters."""
+        return {name: _whole(value) for name, value in data.items()} if isinstance(data, dict) else data
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    return tuple(map(_whole, value)) if isinstance(value, list | tuple) else value
+
+
+class _Observation(_Told):
     stamp: Stamp
 
 
@@ -99,9 +114,7 @@ class FileEdited(_Observation):
     replaced: int
 
 
-class Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Entry(_Told):
     path: str
     kind: Literal["file", "folder", "link", "other"]
     size: int

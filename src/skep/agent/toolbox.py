@@ -134,6 +134,7 @@ def _arguments(part: ToolCallPart) -> dict[str, Any]:
         given = json.loads(text or "{}", object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"the arguments are not JSON: {error.msg} at character {error.pos}") from error
+    json.dumps(given, ensure_ascii=False).encode()  # a half of a character is a ValueError
     if not isinstance(given, dict):
         raise ValueError("the arguments have to be a JSON object")  # noqa: TRY004
     return given

@@ -18,6 +18,8 @@ from skep.errors import Denied, InvalidRequest, LimitReached
 #: The largest file that is edited, and that an edit makes.
 _EDIT_BYTES = 4 << 20
 _MOST_ENTRIES = 500
+#: A file can claim to be larger than JSON can say.
+_MOST_SIZE = (1 << 53) - 1
 
 
 async def read_file(action: ReadFile, desk: Desk) -> Observation:
@@ -74,7 +76,7 @@ async def list_files(action: ListFiles, desk: Desk) -> Observation:
             folder, depth = waiting.popleft()
             for one in await files.list(folder):
                 path = f"{folder}/{one.name}"
-                entries.append(Entry(path=path, kind=one.kind, size=one.size))
+                entries.append(Entry(path=path, kind=one.kind, size=min(one.size, _MOST_SIZE)))
                 if one.kind == "folder" and depth < action.depth:
                     waiting.append((path, depth + 1))
     cut = len(entries) > _MOST_ENTRIES

@@ -72,7 +72,7 @@ def is_repeatable(action: UseSkill, desk: Desk) -> bool:
     try:
         return find_skill(desk.skills, action.skill).idempotent
     except SkepError:
-        return True  # it cannot have run
+        return False
 
 
 def _command(skill: Skill, action: UseSkill) -> list[str]:
