@@ -13,7 +13,18 @@ from bench import rivals
 from bench.report import Section, busy_share, write
 
 # A benchmark is a module of this package with `measure() -> Section`.
-BENCHMARKS = ("startup", "events", "sandbox", "mechanisms", "interpreter", "reach", "browser", "workspace", "sessions")
+BENCHMARKS = (
+    "startup",
+    "events",
+    "sandbox",
+    "mechanisms",
+    "interpreter",
+    "reach",
+    "browser",
+    "workspace",
+    "sessions",
+    "tasks",
+)
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
