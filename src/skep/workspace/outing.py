@@ -27,6 +27,8 @@ from skep.workspace.grounds import Grounds
 from skep.workspace.luggage import Feed, Sent, Unpacking, send
 from skep.workspace.manifest import Manifest, Out
 
+#: The label by which a machine is found whose id nobody has written down.
+_MARK = "outing"
 _log = logging.getLogger("skep.workspace.outing")
 
 
@@ -133,16 +135,16 @@ async def go_back(held: Traveller, recipe: Recipe, out: Out) -> Outing:
 
 async def clear(held: Traveller, options: Mapping[str, Any]) -> None:
     """End a machine that is left of an outing that has not begun or is over: the newest files are here."""
-    manifest, out = held.manifest, held.manifest.out
+    out = held.manifest.out
     if out is None:
         return
-    labels = _labels(manifest, out)
+    mark = {_MARK: out.mark}
     try:
-        await elsewhere.forget(out.mechanism, options, machine=out.machine, labels=labels)
+        await elsewhere.forget(out.mechanism, options, machine=out.machine, labels=mark)
     except SkepError as error:
-        _log.warning("a machine of %s with the labels %s was not ended: %s", out.mechanism, labels, error.message)
+        _log.warning("a machine of %s with the label %s was not ended: %s", out.mechanism, mark, error.message)
         return  # whoever comes next tries again
-    await held.save(manifest.changed(out=None))
+    await held.save(held.manifest.changed(out=None))
 
 
 async def _begin(held: Traveller, recipe: Recipe, mounts: Sequence[Mount]) -> Outing:
@@ -179,7 +181,7 @@ async def _carry(held: Traveller, sandbox: StreamSandbox) -> Mapping[bytes, byte
 
 
 def _labels(manifest: Manifest, out: Out) -> dict[str, str]:
-    return {**manifest.labels, "workspace": manifest.id, "outing": out.mark}
+    return {**manifest.labels, "workspace": manifest.id, _MARK: out.mark}
 
 
 def _labelled(recipe: Recipe, labels: Mapping[str, str]) -> Recipe:
