@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.sandbox.creation import MECHANISMS
-from skep.sandbox.daytona_service import load
+from skep.sandbox.daytona.service import load
 from skep.sandbox.mechanisms import Choice, Needs
 from skep.workspace.manifest import Manifest
 from skep.workspace.snapshot.snapshots import Snapshots

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skep.sandbox.daytona_service import load
+from skep.sandbox.daytona.service import load
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from skep.errors import SandboxLost, SkepError
-from skep.sandbox.e2b_machine import Machine
+from skep.sandbox.e2b.machine import Machine
 from skep.sandbox.relay.link import Line
 
 if TYPE_CHECKING:

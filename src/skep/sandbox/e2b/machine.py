@@ -22,7 +22,7 @@ from skep.errors import (
     Unavailable,
 )
 from skep.sandbox.binary import native
-from skep.sandbox.e2b_network import NOWHERE, names, network, rules
+from skep.sandbox.e2b.network import NOWHERE, names, network, rules
 from skep.sandbox.egress.policy import Policy
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.relay.link import PATIENCE_S, relay_program

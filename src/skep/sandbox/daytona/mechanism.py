@@ -1,9 +1,4 @@
-"""Sandboxes on machines of Daytona, through its own SDK (`pip install 'skep[daytona]'`).
-
-Each sandbox is a machine. The twin runs on it as the user `agent`, whose home is /workspace; how it is reached is in
-`daytona_house`, and what is asked of the SDK in `daytona_service`. What cannot be kept there is refused: a folder of
-this machine, layers, mounts, and an allow-list of hosts, since Daytona's own lists know neither ports nor secrets.
-"""
+"""Sandboxes of Daytona: what may be asked for, and how one is started and given up."""
 
 from __future__ import annotations
 
@@ -17,8 +12,8 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from skep.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SandboxUnusable
-from skep.sandbox.daytona_house import FAKEROOT, House, Line, evict, prepare
-from skep.sandbox.daytona_service import Machine, PreviewLink, Service, Wanted, load
+from skep.sandbox.daytona.house import FAKEROOT, House, Line, evict, prepare
+from skep.sandbox.daytona.service import Machine, PreviewLink, Service, Wanted, load
 from skep.sandbox.limits import GIB
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.stream import StreamSandbox, twin_program

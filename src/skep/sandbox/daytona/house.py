@@ -17,15 +17,15 @@ from typing import Literal
 
 from skep.errors import Conflict, LimitReached, NotFound, SandboxLost, SandboxUnusable, SkepError, Unavailable
 from skep.sandbox.binary import native
-from skep.sandbox.daytona_porter import LENGTH_BYTES, PARCELS
-from skep.sandbox.daytona_service import Machine, Service, Terminal
+from skep.sandbox.daytona.porter import LENGTH_BYTES, PARCELS
+from skep.sandbox.daytona.service import Machine, Service, Terminal
 from skep.sandbox.link import Housing, Link
 from skep.sandbox.twin.inside.wire import HEAD
 
 #: Where Skep's own programs lie on a machine.
 PLACE = "/opt/skep"
 TWIN, FAKEROOT = f"{PLACE}/twin.py", f"{PLACE}/fakeroot.so"
-_PORTER = Path(__file__).with_name("daytona_porter.py")
+_PORTER = Path(__file__).with_name("porter.py")
 #: How Skep's terminals are called, so that those of a controller that has died are known.
 _TERMINAL = "skep-"
 #: What one line to the porter carries: one message may have 64 KiB.
