@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.crashes.archive_controller import KEY
+from tests.programs import started
 from tests.workspace.archive.likeness import likeness
 
 from skep.workspace.archive.archive import Archive
@@ -46,7 +47,7 @@ def open_archive(tmp_path: Path) -> Archive:
 def killed_in(deed: str, tmp_path: Path, *, when: Callable[[], bool]) -> bool:
     """Do something in another process and kill it at a moment; say whether it was still at it."""
     command = [sys.executable, str(PROGRAM), deed, *(str(tmp_path / name) for name in ("store", "tree", "back"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.docker.daemon import Daemon, new_daemon
+from tests.programs import started
 
 from skep.errors import SandboxLost, SandboxUnusable
 from skep.sandbox.docker import DockerSandbox
@@ -140,7 +141,7 @@ async def test_other_sandboxes_outlive_one_that_is_lost(engine: Daemon, tmp_path
 
 
 def test_a_controller_that_is_killed_leaves_no_container(engine: Daemon, folder: str) -> None:
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", CONTROLLER, engine.host, folder], stdout=subprocess.PIPE, text=True
     ) as controller:
         assert controller.stdout is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.crashes.workspace_deeds import DEEDS, leftovers, make_snapshot, open_workspaces
+from tests.programs import started
 
 from skep.sandbox.erase import erase
 from skep.sandbox.layering import layering as machine_layering
@@ -96,7 +97,7 @@ async def test_a_kill_while_a_sandbox_runs_loses_nothing_that_was_written(
     """What commands had written before is in the workspace, or in the checkpoint of the state that was left."""
     need(layering)
     command = [sys.executable, str(CONTROLLER), str(home), layering, deed, phase]
-    ran = await asyncio.to_thread(subprocess.run, command, env=ENVIRONMENT, capture_output=True, text=True)
+    ran = await asyncio.to_thread(subprocess.run, command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
     assert ran.returncode == -signal.SIGKILL, f"{ran.returncode}: {ran.stderr}"
     workspaces = open_workspaces(home, layering)
     early, *later = workspaces.show("hv-one").checkpoints
@@ -128,7 +129,7 @@ async def test_a_kill_at_a_random_moment_loses_nothing_that_was_written(
     chance = random.Random(2026)
     told = 0
     for _ in range(kills):
-        with subprocess.Popen(
+        with started(
             [sys.executable, str(CONTROLLER), str(home), layering, "everything"],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,

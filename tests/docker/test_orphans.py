@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.docker.daemon import Daemon, daemon
 from tests.docker.sibling import api_of
+from tests.programs import started
 
 from skep.app.doctor import check_containers
 from skep.errors import InvalidRequest
@@ -33,7 +33,7 @@ def test_a_process_that_lives_is_no_orphans_owner() -> None:
 
 def test_a_process_that_has_ended_is() -> None:
     boot, namespace, _, _ = own_label().split()
-    with subprocess.Popen(["sleep", "1000"]) as other:
+    with started(["sleep", "1000"]) as other:
         began = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
         label = f"{boot} {namespace} {other.pid} {began}"
         assert not is_orphaned(label)
@@ -88,7 +88,7 @@ async def scene(daemon: Daemon) -> AsyncIterator[Scene]:
     async with Sandbox.create(mechanism="docker", options=daemon.options) as sandbox:
         for thread in threading.enumerate():
             if thread.name == "skep-orphans":  # the process's own first sweep, which would be faster
-                await asyncio.to_thread(thread.join)
+                await asyncio.to_thread(thread.join, 30)
         with api_of(daemon) as api:
             (image,) = {found["Image"] for found in api.containers(filters={"label": f"skep.sandbox={sandbox.id}"})}
             ours = {SANDBOX: "left", OWNER: dead, "skep.session": "ses-1", "skep.account": "bees"}

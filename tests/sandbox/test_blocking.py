@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.programs import started
 
 from skep.errors import InvalidRequest, NotFound, SandboxLost
 from skep.sandbox.blocking import BlockingSandbox
@@ -132,7 +133,7 @@ def test_an_interrupt_ends_the_call_and_the_command() -> None:
         "        while sandbox.run('grep -lz ^sleep /proc/[0-9]*/cmdline').ok: pass\n"
         "        print('ended', flush=True)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
+    with started([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import started
 
 from skep.errors import Denied, InvalidRequest
 from skep.sandbox.egress.network import Network
@@ -102,7 +102,7 @@ async def test_a_folder_that_was_made_for_it_goes_with_it_and_one_that_was_given
 
 
 async def test_it_halts_and_ends_its_own_processes_and_nobody_elses(sandbox: Sandbox) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as neighbour:
+    with started(["sleep", "1000"]) as neighbour:
         try:
             job = await sandbox.background("setsid sleep 1000 & exec sleep 1000")
             await sandbox.pause()
@@ -149,11 +149,10 @@ asyncio.run(main())
 
 async def test_everything_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CONTROLLER, str(tmp_path / "work")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as controller:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as controller:
         assert controller.stdout is not None
         pids = json.loads(await asyncio.to_thread(controller.stdout.readline))
         assert all(_state(pid) is not None for pid in pids)
-        os.kill(controller.pid, signal.SIGKILL)
 
     async def nobody() -> bool:
         return all(_state(pid) in (None, "Z") for pid in pids)

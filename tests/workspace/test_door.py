@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import started
 
 from skep import errors
 from skep.errors import InvalidRequest, LimitReached, NotFound, SkepError, Unavailable, WorkspaceBusy
@@ -180,7 +181,7 @@ asyncio.run(main())
 
 
 async def test_the_door_of_a_dead_holder_is_nobodys_and_is_replaced(tmp_path: Path, porter: Porter) -> None:
-    with subprocess.Popen([sys.executable, "-c", DYING, tmp_path], stdout=subprocess.PIPE) as holder:
+    with started([sys.executable, "-c", DYING, tmp_path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert await asyncio.to_thread(holder.stdout.readline) == b"ready\n"
         with pytest.raises(Unavailable, match="before it answered"):

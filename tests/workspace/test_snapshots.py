@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.programs import started
 from tests.workspace.workbench import contents, opened, shelf_names, template
 
 from skep.errors import InvalidRequest, NotFound, TemplateInvalid, WorkspaceDamaged
@@ -141,7 +142,7 @@ with read(Path(sys.argv[1])).pinned():
 async def test_a_version_pinned_by_another_process_is_collected_once_that_has_been_killed(snapshots: Snapshots) -> None:
     first, _, _ = await three(snapshots)
     command = [sys.executable, "-c", _PINNING, str(first.folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"pinned\n"
         assert first not in snapshots.collect(set())
