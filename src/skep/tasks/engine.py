@@ -8,11 +8,12 @@ anew, and does not do again what it may have done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skep.errors import Conflict, Unavailable
 from skep.state.location import Location
@@ -33,6 +34,7 @@ _AFTERWARDS_POLL_S = 0.5
 _THREADS = 64
 _TASK, _JOBS = "skep-task", "skep-jobs"
 
+T = TypeVar("T")
 Run = Callable[[str], Awaitable[None]]
 
 
@@ -91,14 +93,16 @@ class Engine:
     async def _enqueue(self, name: str, workflow_id: str, queue: str, account_id: str) -> None:
         from dbos import DBOS
 
-        await DBOS.enqueue_workflow_with_options_async(
-            {
-                "workflow_name": name,
-                "queue_name": queue,
-                "workflow_id": workflow_id,
-                "queue_partition_key": account_id,
-                "app_version": VERSION,
-            }
+        await _apart(
+            DBOS.enqueue_workflow_with_options_async(
+                {
+                    "workflow_name": name,
+                    "queue_name": queue,
+                    "workflow_id": workflow_id,
+                    "queue_partition_key": account_id,
+                    "app_version": VERSION,
+                }
+            )
         )
 
     async def _fork(self, task: Task, queue: str) -> None:
@@ -161,6 +165,11 @@ class Engine:
         # DBOS had made its threads those of the loop, and they are gone.
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         _engine = None
+
+
+async def _apart(work: Coroutine[Any, Any, T]) -> T:
+    """Do something that is no step of the workflow in which it is done, if it is done in one."""
+    return await asyncio.create_task(work, context=Context())
 
 
 _engine: Engine | None = None
