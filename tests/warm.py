@@ -26,8 +26,8 @@ PR_SET_PDEATHSIG = 1
 #: What commands load late.
 LATE = (
     "aiosqlite", "alembic.command", "rich.table", "sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.ext.asyncio",
-    "skep.app.computer", "skep.cli.run", "skep.sandbox.bubblewrap", "skep.workspace.archiving",
-    "skep.workspace.snapshot.build", "skep.workspace.workspaces",
+    "skep.app.computer", "skep.app.engine", "skep.app.remote", "skep.cli.following", "skep.cli.run",
+    "skep.sandbox.bubblewrap", "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
 )  # fmt: skip
 
 _PROGRAM = """\

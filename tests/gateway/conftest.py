@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
-from tests.gateway.served import Served, done, furnish, serving
+from tests.gateway.served import Served, furnish, serving
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("served")
-    furnish(home)
-    done(home, "hive", "create", "garden")
-    done(home, "account", "create", "acme")
-    done(home, "hive", "create", "meadow", "--account", "acme")
-    with serving(home) as server:
+def served(tmp_path_factory: pytest.TempPathFactory, warm_scripts: Path) -> Iterator[Served]:
+    with serving(furnish(tmp_path_factory.mktemp("served"), warm_scripts)) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
-def token(served: Served) -> str:
-    return served.token()
-
-
 @pytest.fixture
-def client(served: Served, token: str) -> Iterator[httpx.Client]:
-    with served.client(token) as found:
+def client(served: Served) -> Iterator[httpx.Client]:
+    with served.client(served.home.token()) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def stranger(served: Served) -> Iterator[httpx.Client]:
     """Somebody of another account."""
-    with served.client(served.token("acme")) as found:
+    with served.client(served.home.token("acme")) as found:
         yield found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tests.gateway.served import DEADLINE_S, Served, done
+from tests.gateway.served import DEADLINE_S, Served
 
 PROMPT = "/api/hives/garden/prompt"
 
@@ -61,8 +61,8 @@ def test_a_stream_has_the_whole_task_and_ends_with_it(client: httpx.Client, serv
     sent = follow(client, task)
     assert (sent[0].event, sent[-1].event) == ("prompted", "task_ended")
     assert {"classified", "proposed", "ruled", "observed", "replied"} <= {one.event for one in sent}
-    on_record = [json.loads(line) for line in done(served.home, "events", "list", "garden", "--json").splitlines()]
-    ours = [record for record in on_record if record["task"] == task and record["seq"] <= sent[-1].id]
+    listed = served.home.done("events", "list", "garden", "--after", str(sent[0].id - 1), "--json")
+    ours = [record for record in map(json.loads, listed.splitlines()) if record["task"] == task][: len(sent)]
     assert [one.data for one in sent] == ours
     assert [one.id for one in sent] == [record["seq"] for record in ours]
 
@@ -79,14 +79,14 @@ def test_a_stream_that_was_cut_anywhere_goes_on_without_gap_or_repetition(client
     assert follow(client, task, last=whole[-1].id) == []
 
 
-def test_a_client_that_reads_nothing_does_not_hold_up_another(client: httpx.Client, served: Served, token: str) -> None:
+def test_a_client_that_reads_nothing_does_not_hold_up_another(client: httpx.Client, served: Served) -> None:
     task = begin(client, "count twice over")
-    with served.client(token) as idle, idle.stream("GET", f"/api/tasks/{task}/events"):
+    with served.client(served.home.token()) as idle, idle.stream("GET", f"/api/tasks/{task}/events"):
         assert follow(client, task)[-1].event == "task_ended"
 
 
 def test_the_stream_of_a_running_task_ends_when_the_server_does_not(client: httpx.Client) -> None:
-    task = begin(client, "sleep in the stream")
+    task = begin(client, "sleep 300.5")
     with client.stream("GET", f"/api/tasks/{task}/events", timeout=DEADLINE_S) as response:
         for message in messages(response):
             if message.event == "ruled":

@@ -1,0 +1,84 @@
+"""A home has one server; its commands go through it while it runs, and do without when it does not."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.gateway.served import DEADLINE_S, Home, Served, furnish, serving
+
+from skep.app.service import is_public
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, warm_scripts: Path) -> Iterator[Served]:
+    with serving(furnish(tmp_path_factory.mktemp("served"), warm_scripts)) as server:
+        yield server
+
+
+def test_a_task_outlives_the_command_that_asked_for_it(served: Served) -> None:
+    task = json.loads(served.home.done("run", "count on", "--no-follow", "--json"))
+    followed = served.home.run("task", "follow", task["id"])
+    assert (followed.returncode, followed.stdout) == (0, "three lines\n")
+    shown = json.loads(served.home.done("task", "show", task["id"], "--json"))
+    assert (shown["status"], shown["scripted"]) == ("succeeded", True)
+    with_server = [json.loads(line) for line in served.home.done("events", "list", "garden", "--json").splitlines()]
+    assert {one["actor"] for one in with_server if one["type"] == "prompted"} == {"api:default"}
+
+
+def test_what_a_command_leaves_running_outlives_it(served: Served) -> None:
+    inside = ("exec", "--hive", "garden", "--", "sh", "-c")
+    pid = served.home.done(*inside, "sleep 300 > /dev/null 2>&1 & echo $!")
+    assert served.home.done(*inside, f"cat /proc/{pid}/comm; kill {pid}") == "sleep"
+
+
+def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
+    ran = served.home.run("serve", "--port", "0")
+    assert ran.returncode == 2
+    assert f"runs already at {served.address}" in ran.stderr
+
+
+def test_tasks_of_the_server_are_handled_by_the_same_commands(served: Served) -> None:
+    task = json.loads(served.home.done("run", "sleep 300.125", "--no-follow", "--json"))["id"]
+    assert task in served.home.done("task", "list", "--hive", "garden")
+    cancelled = served.home.run("task", "cancel", task, "--why", "enough")
+    assert cancelled.returncode == 0, cancelled.stderr
+    followed = served.home.run("task", "follow", task)
+    assert followed.returncode == 1
+    assert "cancelled" in followed.stderr
+    again = json.loads(served.home.done("task", "retry", task, "--no-follow", "--json"))
+    assert again["origin"] == task
+    served.home.done("task", "cancel", again["id"])
+    assert "no task" in served.home.run("task", "answer", "tsk_x", "yes").stderr
+
+
+def test_a_server_that_was_killed_is_not_waited_for(tmp_path: Path, warm_scripts: Path) -> None:
+    home = furnish(tmp_path, warm_scripts)
+    record = home.state / "run/server.json"
+    with serving(home) as server:
+        server.process.kill()
+        server.process.wait(DEADLINE_S)
+        assert record.exists()
+        assert home.run("run", "hello", "--hive", "garden").stdout == "You said: hello\n"
+        with serving(home) as next_one:
+            assert json.loads(record.read_text())["address"] == next_one.address
+    assert not record.exists()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, warm_scripts: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ran = Home(tmp_path, warm_scripts / "skep").run("serve", "--port", str(port))
+    assert ran.returncode == 2
+    assert f"another program listens at 127.0.0.1:{port}" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "public"),
+    [("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("a.example", True)],
+)
+def test_who_can_reach_a_server_is_told_by_its_address(host: str, public: bool) -> None:
+    assert is_public(host) is public
