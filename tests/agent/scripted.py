@@ -18,6 +18,7 @@ from skep.agent.observations import FileRead, Observation, PortExposed, Trouble
 from skep.agent.tool import Tool
 from skep.agent.toolbox import Toolbox
 from skep.agent.tools import talk
+from skep.errors import LeaseLost
 from skep.governance.ruling import Policy, Ruling, rule
 from skep.healing.guard import LoopGuard
 
@@ -67,6 +68,7 @@ class Scripted:
     script: Script
     policy: Policy = field(default_factory=Policy)
     approves: bool = True
+    breaks_on: str = ""
     seen: list[list[ModelMessage]] = field(default_factory=list)
     acted: list[str] = field(default_factory=list)
 
@@ -86,6 +88,8 @@ class Scripted:
         return Ruling("allow", "you said yes") if self.approves else Ruling("deny", "you said no")
 
     async def act(self, call: Call) -> Observation:
+        if call.action.kind == self.breaks_on:
+            raise LeaseLost("another worker has it")
         self.acted.append(call.action.kind)
         return await TOOLBOX.perform(call.action, no_desk())
 

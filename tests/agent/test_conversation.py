@@ -31,6 +31,8 @@ def test_ids_and_names_that_no_provider_takes_back_are_replaced() -> None:
     heard = talk.hear(thought(*calls))
     assert heard[0].tool_call_id == "same" and len({part.tool_call_id for part in heard}) == 4
     assert all(len(part.tool_name) <= 64 and " " not in part.tool_name for part in heard)
+    assert talk.hear(thought(calls[0]))[0].tool_call_id != "same"
+    talk.messages.pop()
     talk.settle()
     answered = [part.tool_call_id for part in talk.messages[-1].parts if isinstance(part, ToolReturnPart)]
     assert answered == [part.tool_call_id for part in heard]

@@ -10,7 +10,7 @@ from tests.agent.scripted import Script, Scripted, brief, call, carry, finish, r
 
 from skep.agent.conversation import Conversation
 from skep.agent.loop import Finished, Limits, Stopped
-from skep.errors import ModelUnavailable
+from skep.errors import LeaseLost, ModelUnavailable
 from skep.governance.ruling import Policy
 from skep.state.events import LoopWarned, Observed, Proposed, Ruled
 
@@ -78,6 +78,11 @@ async def test_each_limit_ends_the_work_by_its_name(limits: Limits, which: str) 
     assert not unanswered(work.conversation)
 
 
+async def test_a_worker_may_still_finish_when_its_acts_are_used_up() -> None:
+    _, ending = await carry(brief(), Scripted([[read("a"), read("b"), finish()]]), Limits(steps=2))
+    assert isinstance(ending, Finished)
+
+
 async def test_trouble_that_others_deal_with_stops_the_attempt_and_the_next_goes_on_from_there() -> None:
     work = brief(stops_on=frozenset({"tool_timeout"}))
     steps = Scripted([[read()], [call("list_files"), read("never")], [finish()]])
@@ -136,6 +141,15 @@ async def test_a_model_that_fails_is_asked_again_with_nothing_lost_or_done_twice
     _, ending = await carry(work, steps)
     assert isinstance(ending, Finished) and steps.acted == ["read_file"]
     assert steps.seen[1] == steps.seen[2]
+
+
+async def test_a_step_that_breaks_leaves_a_conversation_that_can_be_gone_on_with() -> None:
+    work, steps = brief(), Scripted([[read(), call("ask_user", question="?")], [finish()]], breaks_on="ask_user")
+    with pytest.raises(LeaseLost):
+        await carry(work, steps)
+    work.conversation.say("Go on.")
+    assert not unanswered(work.conversation)
+    assert isinstance((await carry(work, steps))[1], Finished)
 
 
 async def test_the_same_steps_give_the_same_events_again() -> None:

@@ -285,6 +285,5 @@ async def test_a_computer_that_was_lost_is_found_again(bench: Bench) -> None:
     await bench.do("write_file", path="kept", content="here")
     await bench.yard.kill()
     assert (await bench.trouble("run_command", command="true")).failure == "sandbox_lost"
-    await bench.desk.again()
     seen = await bench.do("run_command", command="cat kept")
     assert isinstance(seen, CommandEnded) and seen.stdout == "here" and "new one" in seen.note

@@ -78,6 +78,8 @@ class Conversation:
     #: How many calls in a row could not be read.
     unread: int = 0
     _answers: list[ToolReturnPart] = field(default_factory=list)
+    #: The ids of calls so far: some providers take none twice.
+    _taken: set[str] = field(default_factory=set)
 
     @classmethod
     def begin(cls, instructions: str, prompt: str, *, history: Sequence[ModelMessage] = ()) -> Conversation:
@@ -88,15 +90,15 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """Add what Skep has to say, such as a reflection; the model hears it with its next request."""
+        self.settle()
         self._add([UserPromptPart(text)])
 
     def hear(self, thought: Thought) -> list[ToolCallPart]:
         """Add an answer, cleaned of what a provider would not take back; return the calls in it."""
         self.tally.add(thought)
-        taken: set[str] = set()
         parts: list[ModelResponsePart] = []
         for index, part in enumerate(thought.response.parts):
-            parts.append(_cleaned(part, f"call_{self.step}_{index}", taken))
+            parts.append(_cleaned(part, f"call_{self.step}_{index}", self._taken))
         self.messages.append(replace(thought.response, parts=parts))
         return [part for part in parts if isinstance(part, ToolCallPart)]
 

@@ -56,11 +56,11 @@ async def _turn(
     calls = talk.hear(thought)
     advice = [] if calls else [guard.spoke()]
     for number, part in enumerate(calls, start=1):
-        if talk.tally.acts >= limits.steps:
-            yield _spent("steps")
-            return
         stamp = Stamp(run=brief.run, step=talk.step, call=f"{talk.step}-{number}", at=thought.at, actor=brief.actor)
         proposal = brief.toolbox.parse(part, stamp)
+        if talk.tally.acts >= limits.steps and not isinstance(proposal, Finish):
+            yield _spent("steps")
+            return
         yield _proposed(stamp, part, proposal, said if number == 1 else "")
         if isinstance(proposal, Finish):
             yield Finished(proposal.reply, proposal.confidence, proposal.outcome)

@@ -95,13 +95,18 @@ class Toolbox(AbstractToolset[Desk]):
         return answer(action, desk) if callable(answer) else answer
 
     async def perform(self, action: Action, desk: Desk) -> Observation:
-        """Do it, whatever the ruling was: that is the caller's to see to. A failure of the tool is a `Trouble`."""
+        """Do it, whatever the ruling was: that is the caller's to see to. A failure of the tool is a `Trouble`.
+
+        A computer that is lost is looked for again by the next act.
+        """
         tool = self._tools[action.kind]
         try:
             return await tool.perform(action, desk)
         except (Corrupt, Defect, DatabaseBusy, LeaseLost):
             raise  # these concern Skep itself, and no model can do anything about them
         except SkepError as error:
+            if isinstance(error, SandboxLost):
+                await desk.again()
             message = f"{error.message}; {error.hint}" if error.hint else error.message
             return _trouble(action.stamp, _failure(error), tool.name, clip(printable(message), 2_000))
 
