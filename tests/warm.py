@@ -25,9 +25,10 @@ START_S = 60.0
 PR_SET_PDEATHSIG = 1
 #: What commands load late.
 LATE = (
-    "aiosqlite", "alembic.command", "rich.table", "sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.ext.asyncio",
-    "skep.app.computer", "skep.app.engine", "skep.app.remote", "skep.cli.following", "skep.cli.run",
-    "skep.sandbox.bubblewrap", "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
+    "aiosqlite", "alembic.command", "dbos", "rich.table", "sqlalchemy.dialects.sqlite.aiosqlite",
+    "sqlalchemy.ext.asyncio", "skep.app.computer", "skep.app.engine", "skep.app.remote", "skep.cli.following", "skep.cli.run",
+    "skep.models.rehearsal", "skep.sandbox.bubblewrap", "skep.tasks.acting", "skep.tasks.supervise",
+    "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
 )  # fmt: skip
 
 _PROGRAM = """\
