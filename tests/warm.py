@@ -25,10 +25,10 @@ START_S = 60.0
 PR_SET_PDEATHSIG = 1
 #: What commands load late.
 LATE = (
-    "aiosqlite", "alembic.command", "dbos", "rich.table", "sqlalchemy.dialects.sqlite.aiosqlite",
-    "sqlalchemy.ext.asyncio", "skep.app.computer", "skep.app.engine", "skep.app.remote", "skep.cli.following", "skep.cli.run",
-    "skep.models.rehearsal", "skep.sandbox.bubblewrap", "skep.tasks.acting", "skep.tasks.supervise",
-    "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
+    "aiosqlite", "alembic.command", "dbos", "rich.table", "skep.app.computer", "skep.app.engine", "skep.app.remote",
+    "skep.cli.following", "skep.cli.run", "skep.models.rehearsal", "skep.sandbox.bubblewrap", "skep.tasks.acting",
+    "skep.tasks.supervise", "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
+    "sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.ext.asyncio",
 )  # fmt: skip
 
 _PROGRAM = """\
