@@ -17,7 +17,7 @@ from skep.agent.bounds import END_CHARS
 from skep.agent.observations import CommandEnded, CommandStarted, FileRead, Trouble
 from skep.agent.skillfile import find_skill
 from skep.agent.toolbox import ARGUMENTS_BYTES
-from skep.errors import Denied, InvalidRequest, NotFound
+from skep.errors import Denied, InvalidRequest, NotFound, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -80,6 +80,21 @@ async def test_a_memory_without_a_scratchpad_gets_one_at_its_end_and_nowhere_els
     scratchpad.rewrite(tmp_path, lambda old: f"{old}\n{OPEN}\nlast\n{CLOSE}\n")
     assert (tmp_path / "MEMORY.md").read_text() == f"# Memory\n\n{OPEN}\nlast\n{CLOSE}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["MEMORY.md"]
+
+
+async def test_a_memory_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    aside, memory = tmp_path / "aside.md", tmp_path / "MEMORY.md"
+    aside.write_text(text := f"{OPEN}\n{CLOSE}\n")
+    memory.symlink_to(aside)
+    assert memory.read_text() == text  # a plain reading follows it
+    for make in (lambda: None, lambda: os.mkfifo(memory), lambda: memory.write_bytes(b"\xff")):
+        make()
+        with pytest.raises(Unavailable):
+            scratchpad.rewrite(tmp_path, lambda old: old.replace("\n", "\nx\n", 1))
+        memory.unlink()
+    with pytest.raises(Unavailable):
+        scratchpad.rewrite(tmp_path, lambda old: old)
+    assert aside.read_text() == text
 
 
 async def test_an_endless_output_stays_small(bench: Bench) -> None:

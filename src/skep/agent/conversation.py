@@ -175,6 +175,8 @@ def _cleaned(part: ModelResponsePart, call_id: str, taken: set[str]) -> ModelRes
         return part
     given = part.tool_call_id
     known = call_id if given in taken or not _GOOD_ID.fullmatch(given) else given
+    while known in taken:
+        known += "_"
     taken.add(known)
     name = _BAD_IN_NAMES.sub("_", part.tool_name)[:64] or "_"
     return _with(part, tool_call_id=known, tool_name=name)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from skep.errors import Corrupt, Denied, LimitReached
+from skep.errors import Denied, LimitReached, Unavailable
 
 OPEN = "<!-- scratchpad -->"
 CLOSE = "<!-- /scratchpad -->"
@@ -53,15 +53,19 @@ def rewrite(folder: Path, change: Callable[[str], str]) -> int:
 
     Changes at the same time wait for each other.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        old, about = _read(fd)
-        data = checked(old, change(old)).encode()
-        _replace(fd, data, about)
-        return len(data)
-    finally:
-        os.close(fd)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            old, about = _read(fd)
+            data = checked(old, change(old)).encode()
+            _replace(fd, data, about)
+        finally:
+            os.close(fd)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Unavailable(f"{MEMORY} cannot be written: {reason}", hint="go on without it") from error
+    return len(data)
 
 
 def _split(text: str) -> tuple[str, str, str] | None:
@@ -86,7 +90,7 @@ def _read(folder: int) -> tuple[str, os.stat_result]:
     with os.fdopen(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_size > _FILE_BYTES:
-            raise Corrupt(f"{MEMORY} is not a file that could be read", hint="look at it in the hive's folder")
+            raise Unavailable(f"{MEMORY} is not a file that could be read", hint="go on without it")
         return file.read().decode(), about
 
 
