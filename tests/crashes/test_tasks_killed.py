@@ -30,7 +30,11 @@ async def test_a_task_survives_the_death_of_its_worker_anywhere(database_url: st
 
 @pytest.mark.whole
 @pytest.mark.timeout(1800)
-async def test_tasks_survive_sixty_deaths_at_any_time(database_url: str, tmp_path: Path) -> None:
+async def test_tasks_survive_sixty_deaths_at_any_time(
+    database_url: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if "whole" not in pytestconfig.option.markexpr:
+        pytest.skip("it takes minutes; run it with: pytest -m whole")
     assert _killed(database_url, tmp_path, "--random", "60") == 60
     _check_all(*await _read(database_url), tmp_path)
 

@@ -157,13 +157,7 @@ class Engine:
     async def close(self) -> None:
         """Stop taking tasks, and leave to others what runs; the caller has cancelled it."""
         global _engine  # noqa: PLW0603
-        from dbos import DBOS
-
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as alone:  # DBOS ends its own threads, and waits for some that wait for this loop
-            await loop.run_in_executor(alone, DBOS.destroy)
-        # DBOS had made its threads those of the loop, and they are gone.
-        loop.set_default_executor(ThreadPoolExecutor(_THREADS))
+        await _destroy()
         _engine = None
 
 
@@ -204,9 +198,21 @@ async def _launch(location: Location, executor: str, pace: Pace) -> None:
     from dbos import DBOS
 
     _register()
-    DBOS(config=_config(location, executor))
     # On this thread: the loop that runs here is the one on which workflows will run.
+    DBOS(config=_config(location, executor))
     DBOS.launch()
+    known = [await DBOS.retrieve_queue_async(name) for name in _QUEUES]
+    await _declare_queues(pace)
+    if None in known:
+        # DBOS looks for queues once a second: those that it finds when it starts are listened to at once.
+        await _destroy()
+        DBOS(config=_config(location, executor))
+        DBOS.launch()
+
+
+async def _declare_queues(pace: Pace) -> None:
+    from dbos import DBOS
+
     per_minute = pace.starts_per_minute
     limiter = None if per_minute is None else {"limit": per_minute, "period": 60.0}
     for name in _QUEUES:
@@ -218,6 +224,16 @@ async def _launch(location: Location, executor: str, pace: Pace) -> None:
             polling_interval_sec=_AFTERWARDS_POLL_S if name == AFTERWARDS else _POLL_S,
             on_conflict="always_update",
         )
+
+
+async def _destroy() -> None:
+    from dbos import DBOS
+
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as alone:  # DBOS ends its own threads, and waits for some that wait for this loop
+        await loop.run_in_executor(alone, DBOS.destroy)
+    # DBOS had made its threads those of the loop, and they are gone.
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
 
 
 def _config(location: Location, executor: str) -> DBOSConfig:
@@ -234,6 +250,8 @@ def _config(location: Location, executor: str) -> DBOSConfig:
         "executor_id": executor,
         "max_executor_threads": _THREADS,
         "use_listen_notify": False,
+        # Nothing is waited for in this way; but closing waits for whoever looks.
+        "notification_listener_polling_interval_sec": 0.05,
         "enable_otlp": False,
         "log_level": "CRITICAL",
     }
