@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from skep.errors import InvalidRequest, NotFound
@@ -17,6 +18,10 @@ class Carrier(Protocol):
 
     async def submit(self, hive: str | None, prompt: str, *, thread: str, key: str | None = None) -> Task:
         """Take a prompt for a hive by its name or id; None stands for the only one there is."""
+        ...
+
+    def working(self) -> AbstractAsyncContextManager[None]:
+        """See that tasks are worked on while the block runs."""
         ...
 
     async def show(self, task_id: str) -> Task: ...

@@ -16,6 +16,7 @@ from skep.app.program import Program
 from skep.app.reception import open_sessions
 from skep.config import Environment, Settings
 from skep.healing.breaker import Breakers
+from skep.models.models import Models
 from skep.sessions.controller import host_name
 from skep.sessions.sessions import Sessions
 from skep.state.flags import Flags
@@ -27,10 +28,11 @@ from skep.tasks.workshop import Bounds, House, Workshop, open_worker
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A worker, and the sessions in which it works."""
+    """A worker, the sessions in which it works, and the models that it asks."""
 
     worker: Worker
     sessions: Sessions
+    models: Models
 
 
 @asynccontextmanager
@@ -61,7 +63,7 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
             breakers=breakers,
         )
         async with open_worker(workshop) as worker:
-            yield Engine(worker, sessions)
+            yield Engine(worker, sessions, models)
 
 
 def _house(home: Path, hive: Hive) -> House:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
+from skep.app.apiary import Tell, quiet
 from skep.app.carrier import only
+from skep.app.modelling import build_models
 from skep.app.program import Program
+from skep.config import Environment
 from skep.state.events import Recorded
 from skep.state.hives import Hive
 from skep.tasks.task import Step, Task
@@ -15,14 +19,28 @@ from skep.tasks.tasks import Tasks
 class LocalTasks:
     """The tasks of one account in a program that this process has open; see `skep.app.carrier.Carrier`."""
 
-    def __init__(self, program: Program, tasks: Tasks, account_id: str, actor: str) -> None:
+    def __init__(
+        self, program: Program, environment: Environment, account_id: str, *, actor: str, tell: Tell = quiet
+    ) -> None:
         self._program = program
-        self._tasks = tasks
+        self._environment = environment
         self._account = account_id
         self._actor = actor
+        self._tell = tell
+        self._tasks = Tasks(program.database, program.log)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        # It takes long to load, and most commands have no use for it.
+        from skep.app.engine import open_engine
+
+        async with open_engine(self._program, self._environment, tell=self._tell) as engine:
+            self._tasks = engine.worker.tasks
+            yield
 
     async def submit(self, hive: str | None, prompt: str, *, thread: str, key: str | None = None) -> Task:
         found = await self._hive(hive)
+        build_models(self._program.settings, self._environment).choose("work")  # says which one is missing
         return await self._tasks.submit(found, prompt, thread=thread, actor=self._actor, key=key)
 
     async def _hive(self, reference: str | None) -> Hive:

@@ -48,6 +48,10 @@ class RemoteTasks:
         self._client = client
         self._account = account_id
 
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        yield  # that is what a server does
+
     async def submit(self, hive: str | None, prompt: str, *, thread: str, key: str | None = None) -> Task:
         found = hive or only([one["id"] for one in await self._get("/api/hives")])
         # With a key of its own the request can be sent again when the connection was lost in the middle of it.

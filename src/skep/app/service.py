@@ -80,6 +80,7 @@ def _door(program: Program, environment: Environment, engine: Engine) -> Door:
         sessions=engine.sessions,
         tokens=Tokens(program.paths.home / "keys"),
         checks={"database": database, "engine": working},
+        accept=lambda: engine.models.choose("work"),
         mask=lambda said: mask_text(said, secrets),
     )
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_carrier(
-    environment: Environment, settings: Settings, account_id: str, *, actor: str, works: bool, tell: Tell
+    environment: Environment, settings: Settings, account_id: str, *, actor: str, tell: Tell
 ) -> AsyncIterator[Carrier]:
-    """Go to the server of this home if one runs; else open the state, and with `works` an engine, in this process."""
+    """Go to the server of this home if one runs; else open the state in this process."""
     server = presence.find(environment.paths, settings)
     if server is not None:
         from skep.app.remote import open_remote
@@ -29,13 +29,6 @@ async def open_carrier(
     # What follows takes long to load, and a command that goes to a server has no use for it.
     from skep.app.local import LocalTasks
     from skep.app.program import open_program
-    from skep.tasks.tasks import Tasks
 
     async with open_program(environment.paths, settings) as program:
-        if not works:
-            yield LocalTasks(program, Tasks(program.database, program.log), account_id, actor)
-            return
-        from skep.app.engine import open_engine
-
-        async with open_engine(program, environment, tell=tell) as engine:
-            yield LocalTasks(program, engine.worker.tasks, account_id, actor)
+        yield LocalTasks(program, environment, account_id, actor=actor, tell=tell)

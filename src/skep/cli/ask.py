@@ -77,15 +77,16 @@ def carry(account: str, begin: Callable[[Carrier], Awaitable[Task]], *, follow: 
         from skep.cli.following import Following
 
         task = await begin(carrier)
-        if follow:
-            if not as_json:
-                tell(f"task {task.id}")
+        if not follow:
+            print_accepted(task, as_json=as_json)
+            return 0
+        if not as_json:
+            tell(f"task {task.id}")
+        async with carrier.working():
             return await Following(carrier, task, as_json=as_json).run()
-        print_accepted(task, as_json=as_json)
-        return 0
 
     try:
-        code = with_tasks(account, work, works=follow)
+        code = with_tasks(account, work)
     except asyncio.CancelledError:  # a second Ctrl-C
         tell("left; it goes on where a worker runs: skep task list")
         code = 130
@@ -99,14 +100,14 @@ def print_accepted(task: Task, *, as_json: bool) -> None:
         print_line(f"{task.id} is {task.status}; follow it with: skep task follow {task.id}")
 
 
-def with_tasks(account: str, work: Callable[[Carrier], Awaitable[T]], *, works: bool = False) -> T:
-    """Do something with tasks, at the server of this home or in this process; `works`: with an engine in it."""
+def with_tasks(account: str, work: Callable[[Carrier], Awaitable[T]]) -> T:
+    """Do something with tasks, at the server of this home or in this process."""
     environment, settings = settle()
 
     async def open_and_work() -> T:
         from skep.app.tasking import open_carrier
 
-        async with open_carrier(environment, settings, account, actor=actor(), works=works, tell=tell) as carrier:
+        async with open_carrier(environment, settings, account, actor=actor(), tell=tell) as carrier:
             return await work(carrier)
 
     return asyncio.run(open_and_work())

@@ -28,6 +28,8 @@ class Door:
     sessions: Sessions
     tokens: Tokens
     checks: Mapping[str, Check] = field(default_factory=dict)
+    #: Raises when no prompt can be taken, such as for want of a model.
+    accept: Callable[[], object] = bool
     mask: Mask = str
     #: Set when the server is about to end: those who wait are sent away.
     closing: asyncio.Event = field(default_factory=asyncio.Event)

@@ -66,6 +66,7 @@ async def prompt(
 ) -> TaskForm:
     """Take a prompt: it is on record, and will be carried to a reply, when this answers."""
     found = await door.hives.show(hive, account_id=caller.account_id)
+    door.accept()
     task = await door.tasks.submit(found, asked.prompt, thread=asked.thread, actor=caller.actor, key=key)
     if wait:
         task = await _wait(door, task, wait)
