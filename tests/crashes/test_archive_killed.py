@@ -56,6 +56,7 @@ def killed_in(deed: str, tmp_path: Path, *, when: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + DEADLINE_S
         while not when() and process.poll() is None:
             assert time.monotonic() < deadline
+            time.sleep(0.001)
         process.kill()
         return process.wait() == -signal.SIGKILL
 
