@@ -382,6 +382,20 @@ async def test_a_follower_may_ask_for_one_type(log: EventLog) -> None:
     assert [recorded.seq for recorded in await following] == [2, 4, 6]
 
 
+@pytest.mark.parametrize("size", [1, 10_000, 400_000], ids=["all at hand", "some at hand", "hardly any at hand"])
+async def test_a_follower_sees_live_events_as_they_are_on_record(log: EventLog, size: int) -> None:
+    following = asyncio.create_task(collect(log, 300))
+    await until(lambda: HIVE in log._watch._waiting)
+    text = Replied(text="ä" * (size // 2))
+    for _ in range(3):
+        await log.append_all([note(n) for n in range(98)], **FILED)
+        await log.append_all([text, note(99)], **FILED)
+    seen = await following
+    assert [recorded.seq for recorded in seen] == list(range(1, 301))
+    assert seen == await log.page(HIVE)
+    assert not log._watch._tails
+
+
 async def test_a_follower_sees_what_another_process_appends(ready_url: str) -> None:
     databases = [await Database.open(ready_url) for _ in range(2)]
     here, there = (EventLog(database) for database in databases)

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sqlalchemy import select
 
 from skep.state.database import Database
+from skep.state.events import Recorded
+from skep.state.record import Sealed
 from skep.state.schema import event_heads
 
 POLL_S = 0.05
+#: The most that is kept at hand of one log that is followed.
+TAIL_EVENTS = 256
+TAIL_BYTES = 1024 * 1024
+
+
+class Tail:
+    """The newest records of one log, one behind the other, as far as this process appended them itself."""
+
+    def __init__(self) -> None:
+        self._records: deque[Sealed] = deque()
+        self._bytes = 0
+
+    def add(self, fresh: Sequence[Sealed]) -> None:
+        if self._records and self._records[-1].head.seq + 1 != fresh[0].head.seq:  # another process was between
+            self._records.clear()
+            self._bytes = 0
+        self._records.extend(fresh)
+        self._bytes += sum(len(each.record) for each in fresh)
+        while len(self._records) > TAIL_EVENTS or self._bytes > TAIL_BYTES:
+            self._bytes -= len(self._records.popleft().record)
+
+    def after(self, seq: int, end: int) -> list[Recorded] | None:
+        """Return all from the one after `seq` to `end`; None if they are not all at hand."""
+        if not self._records or self._records[0].head.seq > seq + 1 or self._records[-1].head.seq != end:
+            return None
+        return [each.recorded() for each in self._records if each.head.seq > seq]
 
 
 class Watch:
@@ -25,12 +56,37 @@ class Watch:
         self._database = database
         self._reach: dict[str, int] = {}
         self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
+        self._followers: Counter[str] = Counter()
+        self._tails: dict[str, Tail] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     def reach(self, hive_id: str) -> int:
         """Return the highest sequence number heard of, which is at most the highest there is."""
         return self._reach.get(hive_id, 0)
+
+    @contextmanager
+    def following(self, hive_id: str) -> Iterator[None]:
+        """Keep what this process appends to a log at hand while somebody follows it."""
+        self._followers[hive_id] += 1
+        try:
+            yield
+        finally:
+            self._followers[hive_id] -= 1
+            if not self._followers[hive_id]:
+                del self._followers[hive_id]
+                self._tails.pop(hive_id, None)
+
+    def at_hand(self, hive_id: str, seq: int) -> list[Recorded] | None:
+        """Return all that was recorded after `seq`, if this process appended it lately; None if it has to be read."""
+        tail = self._tails.get(hive_id)
+        return None if tail is None else tail.after(seq, self.reach(hive_id))
+
+    def appended(self, hive_id: str, fresh: Sequence[Sealed]) -> None:
+        """Take note of what this process appended, once it is durable."""
+        if hive_id in self._followers:
+            self._tails.setdefault(hive_id, Tail()).add(fresh)
+        self.grew(hive_id, fresh[-1].head.seq)
 
     def grew(self, hive_id: str, seq: int) -> None:
         if seq > self.reach(hive_id):

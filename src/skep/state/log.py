@@ -46,7 +46,7 @@ class EventLog:
         self._database = database
         self._watch = Watch(database)
         notary = Notary(database, signer, every=checkpoint_every, now=now) if signer is not None else None
-        self._writer = Writer(database, notary=notary, committed=self._watch.grew, now=now)
+        self._writer = Writer(database, notary=notary, committed=self._watch.appended, now=now)
 
     async def append(
         self,
@@ -120,18 +120,26 @@ class EventLog:
     ) -> AsyncGenerator[Recorded]:
         """Yield what was recorded after that sequence number, then what comes, each once and in order.
 
-        History and live events come by the same road, a page from the cursor on, so there is no switch at
-        which to lose or repeat an event. Ends when the log is closed.
+        History is read a page from the cursor on; so is what comes, unless this process appended all of it and has it
+        at hand. The cursor is the same, so there is no switch at which to lose or repeat an event. Ends when the log is
+        closed.
         """
+        wanted = frozenset(_known(types))
         cursor, live = after, True
-        while live:
-            reach = self._watch.reach(hive_id)
-            page = await self.page(hive_id, after=cursor, types=types, task_id=task_id)
-            for recorded in page:
-                yield recorded
-                cursor = recorded.seq
-            if not page:
-                live = await self._watch.beyond(hive_id, reach)
+        with self._watch.following(hive_id):
+            while live:
+                reach = self._watch.reach(hive_id)
+                fresh = self._watch.at_hand(hive_id, cursor)
+                found = (
+                    await self.page(hive_id, after=cursor, types=wanted, task_id=task_id) if fresh is None else fresh
+                )
+                for recorded in found:
+                    cursor = recorded.seq
+                    if fresh is None or _matches(recorded, wanted, task_id):
+                        yield recorded
+                if fresh is not None or not found:
+                    cursor = max(cursor, reach)
+                    live = await self._watch.beyond(hive_id, cursor)
 
     async def close(self) -> None:
         """Write what is queued, sign the ends of the logs that grew, and end those who follow."""
@@ -159,6 +167,10 @@ def _matching(
     if until is not None:
         statement = statement.where(events.c.at < write_time(until))
     return statement.order_by(events.c.seq)
+
+
+def _matches(recorded: Recorded, types: Collection[str], task_id: str | None) -> bool:
+    return (not types or recorded.event.type in types) and (task_id is None or recorded.task_id == task_id)
 
 
 def _known(types: Collection[str]) -> list[str]:

@@ -46,8 +46,8 @@ class _Entry:
 class Writer:
     """Takes everything that queued up while the commit before was under way into the next one.
 
-    A transaction that fails fails its own callers alone. `committed` is told the new end of every log that
-    grew, once it is durable.
+    A transaction that fails fails its own callers alone. `committed` is told what every log has grown by, once it is
+    durable.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Writer:
         database: Database,
         *,
         notary: Notary | None,
-        committed: Callable[[str, int], None],
+        committed: Callable[[str, Sequence[Sealed]], None],
         now: Callable[[], datetime],
     ) -> None:
         self._database = database
@@ -134,7 +134,7 @@ class Writer:
             ) from error
         self._heads.update(heads)
         for hive_id in hive_ids:
-            self._committed(hive_id, heads[hive_id].seq)
+            self._committed(hive_id, [each for entry in sealed for each in entry if each.draft.hive_id == hive_id])
             if self._notary is not None:
                 self._notary.saw(hive_id, seq=heads[hive_id].seq, checkpoint_seq=signed[hive_id])
         return [[each.recorded() for each in entry] for entry in sealed]
