@@ -102,3 +102,15 @@ def test_each_provider_and_tool_has_its_own(breakers: Breakers) -> None:
     assert breakers.is_open("provider:anthropic")
     assert not breakers.is_open(KEY)
     assert not breakers.is_open("tool:browse")
+
+
+def test_a_circuit_says_how_long_it_rests(breakers: Breakers, clock: Clock) -> None:
+    assert breakers.rests_s(KEY) == 0
+    fail(breakers, 4)
+    clock.at += 10
+    assert breakers.rests_s(KEY) == 20
+    clock.at += 20
+    assert breakers.rests_s(KEY) == 0
+    assert breakers.begin(KEY)
+    clock.at += 5
+    assert breakers.rests_s(KEY) == 25

@@ -44,6 +44,7 @@ RESTING = Failure("overloaded", "503", provider="openai", retry_after_s=3)
 BUSY = Failure("overloaded", "529", provider="anthropic")
 SHAPELESS = Failure("invalid_output", "`tasks` is missing", provider="openai")
 EMPTY = Failure("empty_result", "nothing", tool="browse", fallback="run_command")
+RESTS = Failure("circuit_open", "openai failed 5 times", provider="openai", retry_after_s=12)
 OPEN = Failure("circuit_open", "openai failed 5 times", provider="openai")
 BROKEN = Failure("server_error", "500", provider="openai")
 LOST = Failure("sandbox_lost", "killed")
@@ -82,6 +83,7 @@ ROWS = [
         Reflect,
         TWO,
     ),
+    Row("rate_limit", RESTS, BackOff(12), after(RESTS, *[BackOff(12)] * BACK_OFFS), Reflect),
     Row("transient", BROKEN, RetryNow(), after(BROKEN, RetryNow()), GiveUp),
     Row("transient", BUSY, RetryNow(), after(BUSY, RetryNow()), GiveUp),
     Row("sandbox_lost", LOST, ResolveAgain(), after(LOST, ResolveAgain(), ResolveAgain()), GiveUp),
@@ -189,6 +191,12 @@ def test_a_timeout_is_doubled_once_for_each_tool() -> None:
     history = after(SLOW, DoubleTimeout("run_command")).progressed()
     assert diagnose(SLOW, history, options=ALONE) == Reflect()
     assert diagnose(other, history, options=ALONE) == DoubleTimeout("browse")
+
+
+def test_an_open_circuit_is_waited_for_only_where_nobody_else_can_be_asked() -> None:
+    assert diagnose(RESTS, NEW, options=TWO) == SwitchProvider("openai", "anthropic")
+    assert diagnose(RESTS, NEW, options=Options(providers=("openai",))) == BackOff(12)
+    assert diagnose(RESTS, NEW, options=Options(providers=("openai",), seconds_left=10)) == Reflect()
 
 
 def test_a_switch_goes_to_no_provider_that_is_avoided() -> None:

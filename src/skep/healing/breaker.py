@@ -59,6 +59,14 @@ class Breakers:
         """Tell whether a call would be turned away now."""
         return not self._admits(key)
 
+    def rests_s(self, key: str) -> float:
+        """Tell for how long calls will be turned away, unless a probe closes the circuit before."""
+        circuit = self._circuits.get(key)
+        if circuit is None or circuit.opened_at is None or self._admits(key):
+            return 0.0
+        since = circuit.opened_at if circuit.probed_at is None else circuit.probed_at
+        return max(0.0, since + self._tolerance.rest_s - self._now())
+
     def begin(self, key: str) -> bool:
         """Ask whether a call may be made; of a half-open circuit, the one that gets a yes is the probe.
 

@@ -72,8 +72,14 @@ def _in_time(case: Case) -> bool:
 
 
 def _wants_rest(case: Case) -> bool:
-    """Tell a provider that says when to come back, or that only limits rates, from one that is in trouble."""
-    return case.failure.kind == "rate_limit" or case.failure.retry_after_s is not None
+    """Tell what waiting helps against: a limited rate, and whatever says when it ends and has no stand-in."""
+    match case.failure.kind:
+        case "rate_limit":
+            return True
+        case "circuit_open":
+            return case.failure.retry_after_s is not None and case.other_provider is None
+        case _:
+            return case.failure.retry_after_s is not None
 
 
 def _switch(case: Case) -> SwitchProvider:
@@ -99,9 +105,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rate_limit",
-        ("rate_limit", "overloaded"),
-        "a rate limit, or an overload that says when it ends, up to 6 times in a row and within the task's time: wait "
-        "as long as Retry-After says, else min(60, 2^n) s",
+        ("rate_limit", "overloaded", "circuit_open"),
+        "a rate limit, an overload that says when it ends, or an open circuit of the only provider, up to 6 times in a "
+        "row and within the task's time: wait as long as Retry-After says, else min(60, 2^n) s",
         lambda case: _wants_rest(case) and case.history.lately(BackOff) < BACK_OFFS and _in_time(case),
         lambda case: BackOff(case.wait_s),
     ),

@@ -115,8 +115,11 @@ class Thinker:
 
     def _look_at_circuit(self, request: Request) -> None:
         best = self._models.choose(request.role, level=request.level, avoid=request.avoid)[0]
-        if self._breakers.is_open(f"provider:{best.provider}"):
-            raise failure_of(best, "circuit_open", "it has failed too often lately to be asked now")
+        circuit = f"provider:{best.provider}"
+        if self._breakers.is_open(circuit):
+            failure = failure_of(best, "circuit_open", "it has failed too often lately to be asked now")
+            failure.retry_after_s = round(self._breakers.rests_s(circuit), 1)
+            raise failure
 
     def _break(self, failure: ModelFailure) -> None:
         if failure.kind != "circuit_open":
