@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.models.servers import Call, ModelServer, Protocol, Received, Say, Turn
+from tests.models.servers import SERVER_ERROR, Call, ModelServer, Protocol, Received, Say, Turn
 
 import skep
 from skep.app.program import open_program
@@ -52,6 +52,8 @@ class Story:
 
     work: list[Turn]
     classify: list[Turn] = field(default_factory=list)
+    #: Of this protocol nothing comes but errors.
+    broken: Protocol | None = None
     reflection: str = "Try it the other way."
     received: list[Received] = field(default_factory=list)
 
@@ -76,10 +78,14 @@ class Narrator:
         story = self._stories[found[-1]]
         with self._lock:
             story.received.append(received)
-            if "reflect" in received.system.lower() or "<evidence>" in received.text:
+            if received.protocol == story.broken:
+                return SERVER_ERROR
+            if "<evidence>" in received.text:
                 return Say(story.reflection)
-            if not received.tools or "finish" not in received.tools:
+            if "Decide how a prompt is to be answered" in received.system:
                 return story.classify.pop(0) if story.classify else Say(value={"kind": "one", "why": "one thing"})
+            if not received.tools:
+                return Say("This is what there is.")
             return story.work.pop(0) if story.work else finish("The story is over.")
 
 
@@ -170,7 +176,8 @@ class House:
             )
             try:
                 assert self.server.stdout is not None
-                line = self.server.stdout.readline()
+                with self.server.stdout as stdout:
+                    line = stdout.readline()
                 assert line, (self.home / "serve.log").read_text()
                 told = json.loads(line)
                 self.address, self.token = told["address"], Path(told["token_file"]).read_text().strip()

@@ -7,26 +7,27 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 
 import pytest
-from tests.journeys.house import House, finish
-from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Cut, Fault, Hangup, Malformed, Turn
+from tests.journeys.house import House, command, finish
+from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Cut, Fault, Hangup, Turn
 
 from skep.gateway.tokens import Tokens
 from skep.state.flags import DEFAULT
 
-FAULTS: tuple[Turn, ...] = (RATE_LIMIT, SERVER_ERROR, Malformed(), Cut())
+FAULTS: tuple[Turn, ...] = (RATE_LIMIT, SERVER_ERROR, Cut())
 
 
 def test_faults_in_any_order_end_in_one_honest_state(served: House) -> None:
     def ask(number: int, faults: tuple[Turn, ...]) -> None:
-        served.narrator.tell(f"case-order-{number}", *faults, finish("All is well."))
+        good = [command(f"echo {step}") for step in range(3)]  # so that no circuit opens
+        served.narrator.tell(f"case-order-{number}", *good, *faults, finish("All is well."))
         outcome = served.ask(f"Get through, case-order-{number}")
         assert outcome.task["status"] in ("succeeded", "failed")
         assert outcome.task["reply"]
-        assert len([one for one in outcome.events if one["type"] == "task_ended"]) == 1
+        assert len(outcome.all("task_ended")) == 1
         assert len(outcome.healed) in (2, 3)
 
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(ask, range(24), permutations(FAULTS, 3)))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(ask, range(6), permutations(FAULTS)))
 
 
 def test_a_provider_that_says_the_key_back_does_not_leak_it(served: House, protocol: str) -> None:
@@ -75,7 +76,8 @@ def test_a_token_of_another_account_sees_nothing_of_this_one(served: House) -> N
 
 
 def test_a_server_that_hangs_up_is_one_that_cannot_be_reached(served: House) -> None:
-    served.narrator.tell("case-hangup", *(Hangup(),) * 3, finish("All is well."))
+    good = [command(f"echo {step}") for step in range(3)]
+    served.narrator.tell("case-hangup", *good, *(Hangup(),) * 3, finish("All is well."))
     outcome = served.ask("Call again, case-hangup")
     assert outcome.task["status"] == "succeeded"
     assert [one[2] for one in outcome.healed] == ["transient"]
