@@ -20,6 +20,8 @@ from skep.tasks.task import ENDED, Task
 #: How long a database that is away is waited for, and how long between two tries.
 PATIENCE_S = 60.0
 _PAUSE_S = 0.25
+#: How long something that is due waits for what will be recorded next, to share its transaction.
+SOON_S = 0.02
 
 Entry = tuple[str, Event]
 
@@ -39,6 +41,7 @@ class Journal:
         self._actor = actor
         self._due: list[Entry] = []
         self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
         self._behind: asyncio.Task[None] | None = None
 
     @classmethod
@@ -67,10 +70,15 @@ class Journal:
             self._due.append((key, event))
 
     def write_soon(self) -> None:
-        """Begin to write what is due: something follows that may take long. `record` or `flush` says if it failed."""
+        """Write what is due in a moment: something that may take long follows. `record` or `flush` say if it failed."""
         if self._behind is not None and self._behind.done():
             self._behind.result()
             self._behind = None
+        if self._due and self._behind is None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON_S, self._write_behind)
+
+    def _write_behind(self) -> None:
+        self._timer = None
         if self._due and self._behind is None:
             self._behind = asyncio.create_task(self._write_due(), name=f"skep journal {self._task.id}")
 
@@ -95,6 +103,8 @@ class Journal:
         try:
             await self.flush()
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             if self._behind is not None:
                 await asyncio.wait([self._behind])
 
