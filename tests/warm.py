@@ -1,15 +1,18 @@
-"""A `skep` that has everything loaded: a process that forks for each command, `python -m tests.warm SOCKET`.
+"""Programs that have everything loaded: a process that forks for each, `python -m tests.warm SOCKET`.
 
-To load Skep takes most of the time of a short command. `warm` gives a folder with a program `skep` in it, which hands
-its words, folder, environment and open streams to that process, and ends as the fork does.
+To load Skep takes most of the time of a short program. `warm` gives a folder with two programs in it: `skep`, and
+`python`, which runs the file that it is given. They hand their words, folder, environment and open streams to that
+process, end as the fork does, and take it along when they are killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,16 +22,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from runpy import run_path
 from typing import NoReturn
 
 START_S = 60.0
 PR_SET_PDEATHSIG = 1
-#: What commands load late.
+#: What programs load late, and what those of the tests are made of.
 LATE = (
-    "aiosqlite", "alembic.command", "dbos", "rich.table", "skep.app.computer", "skep.app.engine", "skep.app.remote",
-    "skep.cli.following", "skep.cli.run", "skep.models.rehearsal", "skep.sandbox.bubblewrap", "skep.tasks.acting",
-    "skep.tasks.supervise", "skep.workspace.archiving", "skep.workspace.snapshot.build", "skep.workspace.workspaces",
-    "sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.ext.asyncio",
+    "aiosqlite", "alembic.command", "rich.table", "sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.ext.asyncio",
+    "skep.app.computer", "skep.cli.run", "skep.sandbox.bubblewrap", "skep.workspace.archiving",
+    "skep.workspace.snapshot.build", "skep.workspace.workspaces", "tests.crashes.workspace_deeds",
 )  # fmt: skip
 
 _PROGRAM = """\
@@ -36,28 +39,32 @@ _PROGRAM = """\
 import json, os, socket, sys
 door = socket.socket(socket.AF_UNIX)
 door.connect({socket!r})
-asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+asked = json.dumps([{words}, os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(door, [len(asked).to_bytes(4, "big")], [0, 1, 2])
 door.sendall(asked)
-sys.exit(int(door.recv(16) or b"1"))
+code = int(door.recv(16) or b"1")
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
+_PROGRAMS = {"skep": "['skep', *sys.argv[1:]]", "python": "sys.argv[1:]"}
 
 
 @contextmanager
 def warm(folder: Path) -> Iterator[Path]:
-    """Give a folder to put first in PATH; the process behind its `skep` ends with the block."""
-    door = folder / "warm.sock"
-    program = folder / "bin" / "skep"
-    program.parent.mkdir()
-    program.write_text(_PROGRAM.format(python=sys.executable, socket=str(door)))
-    program.chmod(0o755)
+    """Give a folder to put first in PATH; the process behind its programs ends with the block."""
+    door, scripts = folder / "warm.sock", folder / "bin"
+    scripts.mkdir()
+    for name, words in _PROGRAMS.items():
+        (scripts / name).write_text(_PROGRAM.format(python=sys.executable, socket=str(door), words=words))
+        (scripts / name).chmod(0o755)
     server = subprocess.Popen([sys.executable, "-m", __name__, str(door)], cwd=Path(__file__).parents[1])
     try:
         deadline = time.monotonic() + START_S
         while not door.exists():
             assert server.poll() is None and time.monotonic() < deadline, "nothing is warm"
             time.sleep(0.02)
-        yield program.parent
+        yield scripts
     finally:
         server.kill()
         server.wait()
@@ -68,6 +75,7 @@ def serve(path: str) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for name in LATE:
         import_module(name)
+    gc.freeze()  # so that a fork's collector does not copy everything
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended but its caller
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{path}.new")
@@ -90,15 +98,21 @@ def answer(caller: socket.socket) -> NoReturn:
     if (child := os.fork()) == 0:
         caller.close()
         become(words, folder, environment, streams)
+    for stream in streams:
+        os.close(stream)
+    either = select.poll()
+    either.register(os.pidfd_open(child), select.POLLIN)
+    either.register(caller, select.POLLIN)  # it has said all: what comes is its end
+    if all(fd == caller.fileno() for fd, _ in either.poll()):
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    with contextlib.suppress(BrokenPipeError):
-        caller.sendall(str(code if code >= 0 else 128 - code).encode())
+    with contextlib.suppress(OSError):
+        caller.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
 def become(words: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> NoReturn:
-    """Be the program `skep`, as far as it can tell."""
+    """Be the program, as far as it can tell."""
     from skep.cli import main
 
     for number, stream in enumerate(streams):
@@ -110,8 +124,11 @@ def become(words: list[str], folder: str, environment: dict[str, str], streams: 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv[:] = ["skep", *words]
-    main()
+    sys.argv[:] = words
+    if words[0] == "skep":
+        main()
+    else:
+        run_path(words[0], run_name="__main__")
     sys.exit(0)
 
 

@@ -52,10 +52,10 @@ CHANGES = [*((deed, "overlay") for deed in DEEDS), *((deed, "copy") for deed in 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("deed", "layering"), CHANGES)
 def test_a_kill_before_any_call_that_changes_a_file_leaves_the_old_or_the_new_state(
-    deed: str, layering: Layering, quick: Path
+    deed: str, layering: Layering, quick: Path, warm_scripts: Path
 ) -> None:
     ran = subprocess.run(
-        [sys.executable, str(KILLER), str(quick), layering, deed], env=ENVIRONMENT, capture_output=True, text=True
+        [warm_scripts / "python", KILLER, quick, layering, deed], env=ENVIRONMENT, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
     outcome = json.loads(ran.stdout)
@@ -92,11 +92,11 @@ CASES = [
 
 @pytest.mark.parametrize(("layering", "deed", "phase"), CASES)
 async def test_a_kill_while_a_sandbox_runs_loses_nothing_that_was_written(
-    layering: Layering, deed: str, phase: str, home: Path
+    layering: Layering, deed: str, phase: str, home: Path, warm_scripts: Path
 ) -> None:
     """What commands had written before is in the workspace, or in the checkpoint of the state that was left."""
     need(layering)
-    command = [sys.executable, str(CONTROLLER), str(home), layering, deed, phase]
+    command = [warm_scripts / "python", CONTROLLER, home, layering, deed, phase]
     ran = await asyncio.to_thread(subprocess.run, command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
     assert ran.returncode == -signal.SIGKILL, f"{ran.returncode}: {ran.stderr}"
     workspaces = open_workspaces(home, layering)
@@ -123,14 +123,14 @@ async def log_of(home: Path, layering: Layering, name: str = "hv-one") -> list[i
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("layering", "kills"), [("overlay", 10), ("copy", 4)])
 async def test_a_kill_at_a_random_moment_loses_nothing_that_was_written(
-    layering: Layering, kills: int, home: Path
+    layering: Layering, kills: int, home: Path, warm_scripts: Path
 ) -> None:
     need(layering)
     chance = random.Random(2026)
     told = 0
     for _ in range(kills):
         with started(
-            [sys.executable, str(CONTROLLER), str(home), layering, "everything"],
+            [warm_scripts / "python", CONTROLLER, home, layering, "everything"],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
         ) as process:
