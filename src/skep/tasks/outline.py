@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -75,12 +74,12 @@ def _under_way(task: Task, recorded: Iterable[Recorded], proposed: dict[str, Pro
             yield Step(last + 1, "act", describe(proposed[call].action), "running", one.at)
 
 
+#: What tells most about an act, in this order.
+_TELLING = ("command", "code", "path", "skill", "url", "question", "port", "job", "reply", "tool")
+
+
 def describe(action: dict[str, Any]) -> str:
-    """Say in one line what an act is: its kind and the first of its arguments."""
+    """Say in one line what an act is: its kind, and the argument that tells most."""
     kind = str(action.get("kind", "act"))
-    rest = [
-        value for name, value in action.items() if name not in ("kind", "stamp") and value not in (None, "", [], {})
-    ]
-    first = rest[0] if rest else ""
-    text = first if isinstance(first, str) else json.dumps(first, ensure_ascii=False)
-    return " ".join(f"{kind} {text}".split())[:_LONGEST]
+    told = next((str(action[name]) for name in _TELLING if action.get(name)), "")
+    return " ".join(f"{kind} {told}".split())[:_LONGEST]

@@ -1,0 +1,211 @@
+"""A prompt on its way to a reply, with scripted models and without sandboxes."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from tests.tasks.conftest import until
+from tests.tasks.shop import Shop
+
+from skep.errors import Conflict
+from skep.models.models import Models
+from skep.models.spec import ModelSpec
+from skep.state.database import Database
+from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Planned, Reflected
+from skep.state.hives import Hive, Hives
+from skep.state.log import EventLog
+from skep.tasks.task import Task
+from skep.tasks.tasks import Tasks
+from skep.tasks.worker import Worker
+from skep.tasks.workshop import Bounds
+
+FINISH = '{when: {role: work}, call: {tool: finish, arguments: {reply: "done", confidence: 0.9}}}'
+
+
+def first(tool: str, arguments: str) -> str:
+    """Write a script in which a worker does one thing, and finishes."""
+    act = f"{{when: {{role: work, results: 0}}, call: {{tool: {tool}, arguments: {arguments}}}}}"
+    return f"turns:\n - {act}\n - {FINISH}\n"
+
+
+@pytest.fixture
+def shop(database: Database, log: EventLog, tmp_path: Path) -> Shop:
+    return Shop(database, log, tmp_path)
+
+
+async def carried(worker: Worker, hive: Hive, prompt: str = "do it") -> tuple[Task, list[Event]]:
+    task = await worker.tasks.submit(hive, prompt, actor="me")
+    async with aclosing(worker.tasks.follow(task)) as stream:
+        happened = [one.event async for one in stream]
+    return await worker.tasks.show(task.id, account_id=hive.account_id), happened
+
+
+def types(happened: list[Event]) -> list[str]:
+    return [event.type for event in happened]
+
+
+async def test_a_greeting_is_answered_without_a_worker(shop: Shop, hive: Hive) -> None:
+    script = "turns:\n - {when: {role: classify}, value: {kind: reply}}\n - {when: {role: reply}, reply: Good day.}\n"
+    async with shop.open(script) as worker:
+        task, happened = await carried(worker, hive)
+    assert (task.status, task.reply, task.scripted, task.usd) == ("succeeded", "Good day.", True, 0)
+    assert "proposed" not in types(happened)
+
+
+async def test_an_act_is_on_record_before_it_runs(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("run_command", "{command: ls}")) as worker:
+        task, happened = await carried(worker, hive)
+        steps = await worker.tasks.steps(task.id, account_id=hive.account_id)
+    assert (task.status, task.reply, task.confidence) == ("succeeded", "done", 0.9)
+    order = types(happened)
+    assert order.index("proposed") < order.index("ruled") < order.index("observed") < order.index("replied")
+    assert [(step.kind, step.what) for step in steps if step.kind == "act"] == [("act", "run_command ls")]
+
+
+async def test_what_a_service_refuses_is_reflected_on_once_and_succeeds(shop: Shop, hive: Hive) -> None:
+    script = f"""
+turns:
+ - when: {{role: work, results: 0}}
+   call: {{tool: use_skill, arguments: {{skill: hive/post, script: p, arguments: [rich]}}}}
+ - {{when: {{role: reflect}}, reply: Send plain text.}}
+ - when: {{role: work, reflection: true, results: 1}}
+   call: {{tool: use_skill, arguments: {{skill: hive/post, script: p}}}}
+ - {FINISH}
+"""
+    async with shop.open(script) as worker:
+        task, happened = await carried(worker, hive)
+    (healed,) = [event for event in happened if isinstance(event, Healed)]
+    (reflected,) = [event for event in happened if isinstance(event, Reflected)]
+    assert (task.status, healed.tier, reflected.note) == ("succeeded", 2, "Send plain text.")
+    assert "400" in reflected.check
+
+
+async def test_with_healing_off_there_is_one_attempt(shop: Shop, hive: Hive, hives: Hives) -> None:
+    off = await hives.configure("garden", {"self_healing_enabled": False}, account_id="bees", actor="me")
+    async with shop.open("turns:\n - {fail: 429}\n") as worker:
+        task, happened = await carried(worker, off)
+    assert task.status == "failed" and "self-healing is off" not in (task.reply or "")
+    assert not [event for event in happened if isinstance(event, Reflected)]
+
+
+async def test_a_failure_without_a_remedy_is_told_honestly(shop: Shop, hive: Hive) -> None:
+    async with shop.open("turns:\n - {fail: refused}\n") as worker:
+        task, happened = await carried(worker, hive)
+    assert task.status == "failed" and "could not do this" in (task.reply or "")
+    assert [event for event in happened if isinstance(event, FailureNoted)]
+
+
+@pytest.mark.parametrize("limit", ["steps", "requests", "tokens"])
+async def test_a_limit_ends_in_an_honest_partial_answer(shop: Shop, hive: Hive, limit: str) -> None:
+    script = """
+turns:
+ - {when: {role: reply}, reply: I looked twice.}
+ - {when: {role: work}, call: {tool: run_command, arguments: {command: "look {{result}}"}}}
+"""
+    async with shop.open(script, bounds=Bounds(**{limit: 3})) as worker:
+        task, _ = await carried(worker, hive)
+    assert (task.status, task.partial) == ("failed", True)
+    assert limit in (task.error or "") and limit in (task.reply or "")
+    assert ("I looked twice." in (task.reply or "")) == (limit != "tokens")
+
+
+async def test_doubt_is_followed_by_a_stronger_model(shop: Shop, hive: Hive, tmp_path: Path) -> None:
+    unsure, sure = tmp_path / "unsure.yaml", tmp_path / "sure.yaml"
+    unsure.write_text(f"turns:\n - {FINISH}\n".replace("0.9", "0.1").replace("done", "perhaps"))
+    sure.write_text(f"turns:\n - {FINISH}\n")
+    models = Models([ModelSpec("rehearsal", str(unsure), "normal"), ModelSpec("rehearsal", str(sure), "super")])
+    async with shop.open("turns:\n - {reply: x}\n", models=models) as worker:
+        task, happened = await carried(worker, hive)
+    assert (task.status, task.reply) == ("succeeded", "done")
+    assert [event.remedy for event in happened if isinstance(event, Healed)] == ["Escalate"]
+
+
+async def test_what_reaches_out_waits_for_a_persons_leave(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("expose_port", "{port: 80}")) as worker:
+        task = await worker.tasks.submit(hive, "show it", actor="me")
+        await until(lambda: _is(worker.tasks, task, "asking"))
+        with pytest.raises(Conflict):
+            await worker.tasks.answer(task.id, "yes", account_id="bees", actor="me", call="9-9")
+        await worker.tasks.answer(task.id, "no", account_id="bees", actor="me")
+        async with aclosing(worker.tasks.follow(task)) as stream:
+            happened = [one.event async for one in stream]
+        with pytest.raises(Conflict):
+            await worker.tasks.answer(task.id, "no", account_id="bees", actor="me")
+    (asked,) = [event for event in happened if isinstance(event, Asked)]
+    assert asked.kind == "approval" and "expose_port" in asked.question
+    assert [event.ruling for event in happened if event.type == "ruled"] == ["ask", "deny"]
+
+
+async def test_a_question_outlives_the_worker_that_asked_it(shop: Shop, hive: Hive) -> None:
+    script = """
+turns:
+ - {when: {role: work, results: 0}, call: {tool: ask_user, arguments: {question: "Which one?"}}}
+ - {when: {role: work}, call: {tool: finish, arguments: {reply: "{{result}}", confidence: 1}}}
+"""
+    async with shop.open(script) as worker:
+        task = await worker.tasks.submit(hive, "choose", actor="me")
+        await until(lambda: _is(worker.tasks, task, "asking"))
+        tasks = worker.tasks
+    await tasks.answer(task.id, "the blue one", account_id="bees", actor="me")
+    async with shop.open(script) as worker:
+        task = await worker.tasks.wait(task.id, account_id="bees", timeout_s=20)
+    assert task.status == "succeeded" and "the blue one" in (task.reply or "")
+
+
+async def test_a_question_that_nobody_answers_is_given_up(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("expose_port", "{port: 80}"), approval_timeout_s=0.1) as worker:
+        task, happened = await carried(worker, hive)
+    assert task.status == "succeeded"
+    assert [event.why for event in happened if event.type == "ruled"][-1] == "nobody answered in time"
+
+
+async def test_a_prompt_is_split_among_workers_and_gathered(shop: Shop, hive: Hive) -> None:
+    script = """
+turns:
+ - {when: {role: classify}, value: {kind: many}}
+ - when: {role: plan}
+   value:
+     tasks: [{title: dig, prompt: dig the bed}, {title: sow, prompt: sow the seed, after: [1]}]
+ - {when: {role: work}, call: {tool: finish, arguments: {reply: "did: {{prompt}}", confidence: 0.8}}}
+ - {when: {role: reply}, reply: "All done. {{prompt}}"}
+"""
+    async with shop.open(script) as worker:
+        task, happened = await carried(worker, hive, "make a garden")
+        children = await worker.tasks.list(account_id="bees", limit=10)
+    (planned,) = [event for event in happened if isinstance(event, Planned)]
+    assert [one["title"] for one in planned.tasks] == ["dig", "sow"]
+    dig, sow = (next(one for one in children if one.title == title) for title in ("dig", "sow"))
+    assert (dig.status, sow.status, sow.after, sow.root) == ("succeeded", "succeeded", (dig.id,), task.id)
+    assert dig.ended_at and sow.started_at and dig.ended_at <= sow.started_at
+    assert task.status == "succeeded" and "did: dig the bed" in (task.reply or "")
+    assert len([event for event in happened if isinstance(event, ModelCalled)]) == 5
+
+
+async def test_a_thread_remembers_what_was_said(shop: Shop, hive: Hive) -> None:
+    script = """
+turns:
+ - {when: {role: classify}, value: {kind: reply}}
+ - {when: {role: reply, anywhere: "I am Ada"}, reply: You are Ada.}
+ - {when: {role: reply}, reply: I do not know.}
+"""
+    async with shop.open(script) as worker:
+        first, _ = await carried(worker, hive, "Who are you speaking with?")
+        await carried(worker, hive, "I am Ada")
+        last, _ = await carried(worker, hive, "Who are you speaking with?")
+    assert (first.reply, last.reply) == ("I do not know.", "You are Ada.")
+
+
+async def test_a_task_that_ended_is_in_the_log_of_the_day(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("run_command", "{command: fail}")) as worker:
+        task, _ = await carried(worker, hive, "dig\n# and forge a heading <!-- x -->")
+        await until(lambda: bool(list(shop.folder.glob("hives/*/memory/*.md"))))
+    (day,) = shop.folder.glob("hives/*/memory/*.md")
+    text = day.read_text()
+    assert f"<!-- {task.id} -->" in text and "run_command fail" in text and "exit code 1" in text
+    assert [line for line in text.splitlines() if line.startswith("#")] == [f"# {day.stem}", text.splitlines()[2]]
+
+
+async def _is(tasks: Tasks, task: Task, status: str) -> bool:
+    return (await tasks.show(task.id, account_id=task.account_id)).status == status
