@@ -7,6 +7,7 @@ waits for them.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -56,18 +57,31 @@ def start(folder: Path, items: Iterable[pytest.Item]) -> None:
         folder.mkdir()
     except FileExistsError:
         return
-    # Bare, since nobody waits for it: it goes with this process, however that ends.
-    command = [sys.executable, "-m", __name__, str(folder), *programs]
-    os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, 0, 0)])
+    # Bare, since nobody waits for it: it goes with this process, however that ends. Its lock tells whether it lives.
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)
+        command = [sys.executable, "-m", __name__, str(folder), *programs]
+        os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, 0, 0)])
 
 
 def found(folder: Path, program: str) -> Ran:
     """Return how a program ended, as soon as it has."""
     deadline = time.monotonic() + WAIT_S
-    while not (folder / program).exists():
+    while (alive := _locked(folder / "lock")) and not (folder / program).exists():
         assert time.monotonic() < deadline, f"{program} did not come to its end"
         time.sleep(0.05)
+    assert alive or (folder / program).exists(), f"{program} was ended before its end"
     return Ran(**json.loads((folder / program).read_text()))
+
+
+def _locked(file: Path) -> bool:
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def main(folder: Path, programs: Iterable[str]) -> None:
