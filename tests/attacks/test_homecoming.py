@@ -19,10 +19,12 @@ import pytest
 
 from skep.errors import LimitReached, SkepError, Unavailable, WorkspaceDamaged
 from skep.sandbox.census import Usage
+from skep.sandbox.erase import erase
 from skep.sandbox.twin.inside.packing import DATA, HOLE, LENGTH, PIECE, SAME, Packing
 from skep.workspace.luggage import Feed, Unpacking
 
 ROOM = Usage(1 << 20, 100)
+DEPTH = 3000
 TOP = ["folder", 0, "", 0o755, 0, 0, [], "", 0, False, {}]
 
 
@@ -124,6 +126,10 @@ async def test_no_name_leads_out_of_the_folder(tmp_path: Path, attempt: str) -> 
         (WorkspaceDamaged, "a row of 4", [LENGTH.pack(0xFFFFFFF0)]),
         (WorkspaceDamaged, "no JSON", [LENGTH.pack(3) + b"[[["]),
         (WorkspaceDamaged, "attribute", file("a", b"", notes={"trusted.overlay.opaque": "y"})),
+        (WorkspaceDamaged, "null", [row("link", "a", target="to\0nowhere")]),
+        (WorkspaceDamaged, "time", [["folder", 1, "a", 0o755, (1 << 63) * 10**9, 0, [], "", 0, False, {}]]),
+        (WorkspaceDamaged, "encode", file("a", b"", notes={"user.a": "\ud800"})),
+        (LimitReached, "1,048,576 bytes", [row("folder", str(n), notes={"user.a": "x" * 400_000}) for n in range(3)]),
         (LimitReached, "100 files", [row("folder", str(number)) for number in range(100)]),
         (LimitReached, "1,048,576 bytes", [part for n in range(9) for part in file(str(n), bytes(1 << 17))]),
         (Unavailable, "could not read", [LENGTH.pack(19) + b'["failed","a disk"]']),
@@ -176,3 +182,33 @@ async def test_content_that_is_here_is_taken_from_here_only_if_it_is_the_same(tm
     (base / "large").symlink_to(tmp_path / "home/large")
     with pytest.raises(WorkspaceDamaged, match="has changed here"):
         await come_home(bytes(again), tmp_path / "linked", base=base, contents=first.contents)
+
+
+async def test_a_tree_of_any_depth_comes_home(tmp_path: Path) -> None:
+    deep, home = tmp_path / "deep", tmp_path / "home"
+    deep.mkdir()
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(DEPTH):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    with os.fdopen(os.open("large", os.O_WRONLY | os.O_CREAT, dir_fd=here), "wb") as leaf:
+        leaf.write(bytes(1 << 15))
+    os.close(here)
+    data = bytearray()
+    top = os.open(deep, os.O_PATH)
+    packing = Packing(data.extend, noting=True)
+    packing.run(top)
+    os.close(top)
+    try:
+        unpacking = await come_home(bytes(data), home, room=Usage(1 << 20, 2 * DEPTH))
+        assert not packing.contents and not unpacking.held  # nobody keeps a path of that length in mind
+        again = bytearray()
+        top = os.open(home, os.O_PATH)
+        Packing(again.extend).run(top)
+        os.close(top)
+        assert again == data
+    finally:
+        for folder in (deep, home):
+            erase(str(folder), folder.stat().st_ino)

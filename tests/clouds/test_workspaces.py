@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.clouds.lives import WORKSPACE, workspaces
 from tests.clouds.providers import Provider
 from tests.workspace.conftest import make_snapshot
 
-from skep.errors import SkepError, Unavailable, WorkspaceDamaged
+from skep.errors import LimitReached, SkepError, Unavailable, WorkspaceDamaged
 from skep.sandbox.erase import erase
+from skep.sandbox.limits import Limits
 from skep.workspace.workspace import Workspace
 from skep.workspace.workspaces import Workspaces
 
@@ -203,3 +205,20 @@ async def test_a_machine_that_is_gone_is_told_with_what_is_lost_and_a_person_may
     assert (await there.fetch(WORKSPACE, abandon=True)).out is None
     async with there.hold(WORKSPACE) as workspace:
         assert (await (await workspace.sandbox()).run("cat bed")).text == "sown\n"
+
+
+async def test_what_is_more_than_a_workspace_may_hold_stays_there_until_some_of_it_is_removed(
+    cloud: Provider, there: Workspaces
+) -> None:
+    async with there.hold(WORKSPACE) as workspace:
+        sandbox = await workspace.sandbox()
+        await sandbox.run("mkdir many; cd many; touch $(seq 3000)")
+        workspace.grounds = replace(workspace.grounds, limits=Limits(inodes=1))
+        with pytest.raises(LimitReached, match="holds more than"):
+            await workspace.checkpoint()
+    assert [*cloud.machines()] == [sandbox.id]
+    async with there.hold(WORKSPACE) as workspace:
+        again = await workspace.sandbox()
+        assert again.id == sandbox.id
+        assert (await again.run("ls many | wc -l; rm -r many")).text == "3000\n"
+    assert not cloud.machines()

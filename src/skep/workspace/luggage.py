@@ -29,12 +29,14 @@ from skep.sandbox.twin.inside.packing import (
     FAILED,
     HOLE,
     LENGTH,
+    MOST_NOTED,
     PIECE,
     PIECE_LIMIT,
     ROW_LIMIT,
     SAME,
     SAME_FROM,
     Packing,
+    joined,
 )
 from skep.workspace.archive.index import Row
 from skep.workspace.archive.planting import Planting
@@ -45,6 +47,8 @@ _KINDS = ("folder", "file", "link", "name", "pipe", "socket")
 _ROW = TypeAdapter(Row)
 _READ = 1 << 18
 _DIGEST_BYTES = 32
+#: What a row may have before it counts: more than a name, a mode and a few numbers take.
+_FREE_BYTES = 1024
 #: How long a machine may take to send the next bytes.
 _SILENCE_S = 120.0
 
@@ -119,7 +123,8 @@ class Unpacking:
         self._contents = contents
         self._digest = hashlib.sha256()
         self._inodes = self._bytes = 0
-        self._path: list[bytes] = []
+        #: The paths of the folders that are open, and of what was last in the lowest.
+        self._trail: list[bytes | None] = [b""]
         #: Where the content is that both sides have now.
         self.held: dict[bytes, bytes] = {}
 
@@ -152,6 +157,7 @@ class Unpacking:
             if length > ROW_LIMIT:
                 raise _garbled(f"a row of {length} bytes")
             text = self._take(length)
+            self._weigh(max(length - _FREE_BYTES, 0))  # notes take room too
             body = _parsed(text)
             if body[0] == END:
                 if body[1:] != [before]:
@@ -187,7 +193,7 @@ class Unpacking:
             else:
                 raise _garbled("a piece of no kind")
         if digest is not None:
-            self.held[digest.digest()] = b"/".join(self._path)
+            self._note(digest.digest())
 
     def _same(self, wanted: bytes, size: int) -> Iterator[memoryview]:
         """Yield content that is here already, and only if it really is the same."""
@@ -204,7 +210,7 @@ class Unpacking:
             raise WorkspaceDamaged(
                 f"{os.fsdecode(path)!r} has changed here while the workspace was elsewhere", hint="try again"
             )
-        self.held[wanted] = b"/".join(self._path)
+        self._note(wanted)
 
     def _count(self, row: Row) -> None:
         if row.code not in _KINDS or row.opaque or row.extents:
@@ -220,9 +226,14 @@ class Unpacking:
 
     def _go_to(self, row: Row) -> None:
         """Know the path of what a row describes; that it is one is for whoever writes it to see."""
-        del self._path[max(row.depth - 1, 0) :]
+        del self._trail[max(row.depth, 1) :]
         if row.depth:
-            self._path.append(row.name.encode("latin-1", "replace"))
+            self._trail.append(joined(self._trail[-1], row.name.encode("latin-1", "replace")))
+
+    def _note(self, digest: bytes) -> None:
+        path = self._trail[-1]
+        if path is not None and len(self.held) < MOST_NOTED:
+            self.held[digest] = path
 
     def _take(self, amount: int) -> bytes:
         data = bytearray()
@@ -299,6 +310,8 @@ def _explained() -> Iterator[None]:
         yield
     except ArchiveDamaged as error:
         raise _garbled(error.message) from error
+    except (ValueError, OverflowError) as error:  # a name, a note or a time that no file can have
+        raise _garbled(str(error)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(

@@ -24,8 +24,10 @@ DATA, HOLE, SAME = range(3)
 #: What one row, and one piece of data, may have.
 ROW_LIMIT = 1 << 19
 PIECE_LIMIT = 1 << 18
-#: Files of this size and more are not sent if the other side says that it has such content.
+#: Files of this size and more are not sent if the other side says that it has such content; so many are noted, and
+#: no deeper than that.
 SAME_FROM = 1 << 14
+MOST_NOTED, NOTED_PATH_BYTES = 50_000, 1024
 #: In place of a row's code: the end, and that it did not come to it.
 END, FAILED = "end", "failed"
 
@@ -42,7 +44,8 @@ Emit = Callable[[bytes], object]
 class _Level(NamedTuple):
     """A folder on the way down: which it is, what is left to do in it, and the mode to give back, if any."""
 
-    path: bytes
+    #: None where it is too deep to be noted.
+    path: bytes | None
     identity: tuple[int, int]
     names: Iterator[bytes]
     mode: int | None
@@ -112,7 +115,7 @@ class Packing:
             os.close(place)
         self._row("folder", name, found, attributes=_attributes(here))
         names = iter(sorted(os.fsencode(one) for one in os.listdir(here)))
-        path = b"/".join((self._levels[-1].path, name)) if len(self._levels) > 1 else name
+        path = joined(self._levels[-1].path, name) if self._levels else b""
         self._levels.append(_Level(path, (found.st_dev, found.st_ino), names, mode))
         return here
 
@@ -147,8 +150,9 @@ class Packing:
         size, at = found.st_size, 0
         if (self._known or self._noting) and size >= SAME_FROM and found.st_blocks * 512 >= size:
             digest = _digest(fd, size)
-            if self._noting:
-                self.contents[digest] = b"/".join((self._levels[-1].path, name)) if self._levels[-1].path else name
+            path = joined(self._levels[-1].path, name) if self._noting else None
+            if path is not None and len(self.contents) < MOST_NOTED:
+                self.contents[digest] = path
             if digest in self._known:
                 self._send(PIECE.pack(SAME, size) + digest)
                 return
@@ -192,6 +196,12 @@ class Packing:
     def _send(self, data: bytes) -> None:
         self._digest.update(data)
         self._emit(data)
+
+
+def joined(above: bytes | None, name: bytes) -> bytes | None:
+    """Return the path of a name in a folder, None if it is too long to be noted."""
+    path = b"/".join((above, name)) if above else name
+    return None if above is None or len(path) > NOTED_PATH_BYTES else path
 
 
 def _opened(here: int, name: bytes, found: os.stat_result) -> int:
