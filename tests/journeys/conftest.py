@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,14 +17,32 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["openai", "anthropic"])
+@pytest.fixture(scope="session")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Protocol], House]]:
+    """Give the served home, with the hive `garden`, whose models speak a protocol."""
+    with ExitStack() as stack:
+
+        @cache
+        def served(protocol: Protocol) -> House:
+            made = stack.enter_context(house(tmp_path_factory.mktemp(protocol), protocol, **SETTINGS))
+            stack.enter_context(made.serving())
+            return made
+
+        yield served
+
+
+@pytest.fixture(params=["openai", "anthropic"])
 def protocol(request: pytest.FixtureRequest) -> Protocol:
     found: Protocol = request.param
     return found
 
 
-@pytest.fixture(scope="module")
-def served(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A home with the hive `garden`, served, whose models speak one protocol."""
-    with house(tmp_path_factory.mktemp(protocol), protocol, **SETTINGS) as made, made.serving():
-        yield made
+@pytest.fixture
+def served(houses: Callable[[Protocol], House], protocol: Protocol) -> House:
+    return houses(protocol)
+
+
+@pytest.fixture
+def garden(houses: Callable[[Protocol], House]) -> House:
+    """One of the homes, for what is the same whatever models speak."""
+    return houses("openai")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-import pytest
-from tests.journeys.house import House, command, descendants, finish, named, until
+from tests.journeys.house import House, Outcome, command, descendants, finish, named, until
 from tests.models.servers import (
     BAD_ARGUMENTS,
     LONG,
@@ -27,6 +28,7 @@ from tests.models.servers import (
     overflow,
 )
 
+WELL = "All is well."
 Healed = tuple[str, int, str, str]
 RETRY = (1, "transient", "RetryNow")
 REFLECT = (2, "reflection", "Reflect")
@@ -76,26 +78,33 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_failure_is_met_as_the_table_says(served: House, protocol: Protocol, case: Case) -> None:
+def carry(served: House, protocol: Protocol, case: Case) -> Outcome:
     turns = [turn(protocol) if callable(turn) else turn for turn in case.turns]
-    served.narrator.tell(f"case-{case.name}", *turns, finish("All is well."))
-    outcome = served.ask(f"Do what is to be done in case-{case.name}")
-    assert outcome.healed == list(case.healed)
-    assert (outcome.task["status"], outcome.all("task_ended")[-1]["status"]) == (case.status, case.status)
-    if case.status == "succeeded":
-        assert outcome.task["reply"] == "All is well."
-    else:
-        (note,) = outcome.all("failure_noted")
-        assert note["signature"].startswith(case.healed[-1][0])
-        assert note["root_cause"] in outcome.task["reply"]
+    served.narrator.tell(f"case-{case.name}", *turns, finish(WELL))
+    return served.ask(f"Do what is to be done in case-{case.name}")
 
 
-def test_a_reflection_sees_what_was_executed_and_goes_before_the_next_attempt(served: House) -> None:
-    story = served.narrator.tell(
-        "case-reflection", *(command("ls /nowhere"),) * 5, finish("All is well."), reflection="Look elsewhere."
+def test_each_failure_is_met_as_the_table_says(served: House, protocol: Protocol) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(zip(CASES, pool.map(partial(carry, served, protocol), CASES), strict=True))
+    assert {case.name: tuple(one.healed) for case, one in outcomes} == {case.name: case.healed for case in CASES}
+    assert {case.name: one.task["status"] for case, one in outcomes} == {case.name: case.status for case in CASES}
+    for case, outcome in outcomes:
+        assert len(outcome.all("task_ended")) == 1
+        if case.status == "succeeded":
+            assert outcome.task["reply"] == WELL
+            assert not outcome.all("failure_noted")
+        else:
+            (note,) = outcome.all("failure_noted")
+            assert note["signature"].startswith(case.healed[-1][0])
+            assert note["root_cause"] in outcome.task["reply"]
+
+
+def test_a_reflection_sees_what_was_executed_and_goes_before_the_next_attempt(garden: House) -> None:
+    story = garden.narrator.tell(
+        "case-reflection", *(command("ls /nowhere"),) * 5, finish(WELL), reflection="Look elsewhere."
     )
-    outcome = served.ask("Look into it, case-reflection")
+    outcome = garden.ask("Look into it, case-reflection")
     (reflected,) = outcome.all("reflected")
     assert reflected["note"] == "Look elsewhere."
     assert "exit code 2: failed" in reflected["check"]
@@ -105,16 +114,16 @@ def test_a_reflection_sees_what_was_executed_and_goes_before_the_next_attempt(se
     assert "<reflection>\\nLook elsewhere.\\n</reflection>" in story.requests("normal")[-1].text
 
 
-def test_a_sandbox_that_dies_is_resolved_anew_and_the_task_goes_on(served: House) -> None:
-    served.narrator.tell("case-lost", command("sleep 61", timeout_s=50), command("echo back"), finish("All is well."))
-    task = served.submit("Go on whatever happens, case-lost")
-    assert served.server is not None
-    owner = served.server.pid
+def test_a_sandbox_that_dies_is_resolved_anew_and_the_task_goes_on(garden: House) -> None:
+    garden.narrator.tell("case-lost", command("sleep 61", timeout_s=50), command("echo back"), finish(WELL))
+    task = garden.submit("Go on whatever happens, case-lost")
+    assert garden.server is not None
+    owner = garden.server.pid
     sleeping = until(lambda: [one for one in descendants(owner) if named(one) == "sleep"], "the command")
     os.kill(_sandbox_of(sleeping[0]), signal.SIGKILL)
-    outcome = served.outcome(task)
+    outcome = garden.outcome(task)
     assert outcome.healed == [("sandbox_lost", 1, "sandbox_lost", "ResolveAgain")]
-    assert outcome.task["reply"] == "All is well."
+    assert outcome.task["reply"] == WELL
     assert "back\n" in [one.get("stdout") for one in outcome.observations]
 
 
@@ -128,17 +137,17 @@ def _sandbox_of(pid: int) -> int:
         pid = int(fields["PPid"])
 
 
-def test_an_endless_answer_comes_to_an_end(served: House) -> None:
-    served.narrator.tell("case-endless", Endless("and so on " * 200, 0), finish("All is well."))
-    outcome = served.ask("Say it all, case-endless")
+def test_an_endless_answer_comes_to_an_end(garden: House) -> None:
+    garden.narrator.tell("case-endless", Endless("and so on " * 200, 0), finish(WELL))
+    outcome = garden.ask("Say it all, case-endless")
     assert [one[0] for one in outcome.healed] in (["too_long"], ["timeout"])
-    assert outcome.task["reply"] == "All is well."
+    assert outcome.task["reply"] == WELL
 
 
-def test_a_limit_ends_in_what_there_is_by_then(served: House) -> None:
+def test_a_limit_ends_in_what_there_is_by_then(garden: House) -> None:
     steps = [command(f"echo {number}") for number in range(20)]
-    served.narrator.tell("case-limit", *steps)
-    outcome = served.ask("Count for ever, case-limit")
+    garden.narrator.tell("case-limit", *steps)
+    outcome = garden.ask("Count for ever, case-limit")
     assert outcome.task["partial"]
     assert len(outcome.observations) == 8
     assert outcome.task["reply"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.journeys.house import House, command, finish, house
@@ -12,10 +13,10 @@ from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Fault, Protocol
 from skep.healing.breaker import USUAL
 
 
-@pytest.fixture(scope="module")
-def alone(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+@pytest.fixture
+def alone(protocol: Protocol, tmp_path: Path) -> Iterator[House]:
     """A home that nobody serves."""
-    with house(tmp_path_factory.mktemp(f"alone-{protocol}"), protocol) as made:
+    with house(tmp_path, protocol) as made:
         yield made
 
 
@@ -29,7 +30,8 @@ def test_a_task_is_carried_through_failures_to_its_reply(alone: House, protocol:
     assert all(one.streaming for one in story.received)
 
 
-def test_a_task_that_cannot_be_done_says_so_to_people_and_programs(alone: House) -> None:
+@pytest.mark.parametrize("protocol", ["openai"])
+def test_a_task_that_cannot_be_done_says_so_to_programs_too(alone: House) -> None:
     alone.narrator.tell("case-refused", Fault(403, "this model is not for you"))
     ran = alone.skep("run", "Try it, case-refused", "--hive", "garden", "--json")
     assert ran.returncode == 1, ran.stderr
@@ -40,10 +42,10 @@ def test_a_task_that_cannot_be_done_says_so_to_people_and_programs(alone: House)
     assert "this model is not for you" in note["root_cause"]
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[House]:
     """A home with two providers, served."""
-    with house(tmp_path_factory.mktemp("both"), "openai", "anthropic") as made, made.serving():
+    with house(tmp_path, "openai", "anthropic") as made, made.serving():
         yield made
 
 
