@@ -24,7 +24,8 @@ from skep.sandbox.twin.inside.packing import DATA, HOLE, LENGTH, PIECE, SAME, Pa
 from skep.workspace.luggage import Feed, Unpacking
 
 ROOM = Usage(1 << 20, 100)
-DEPTH = 3000
+#: More than an interpreter goes down by calls.
+DEPTH = 1100
 TOP = ["folder", 0, "", 0o755, 0, 0, [], "", 0, False, {}]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from skep.errors import SandboxLost, SkepError, Unavailable, WorkspaceDamaged
 from skep.sandbox import elsewhere
@@ -55,9 +55,10 @@ class Outing:
             await self._fetch("out")
 
     async def end(self) -> None:
-        """Halt what runs there, bring the files home, and give the machine up; not before they are on the disk."""
+        """End what runs there, bring the files home, and give the machine up; not before they are on the disk."""
         async with self.sandbox.still():
             await self._fetch("back")
+            await self.sandbox.kill_all()  # or what was halted would go on for a moment, to no end
         await self._part()
 
     async def leave(self) -> None:
@@ -73,7 +74,7 @@ class Outing:
             return
         await self._held.save(self._held.manifest.changed(out=None))
 
-    async def _fetch(self, stage: Any) -> None:
+    async def _fetch(self, stage: Literal["out", "back"]) -> None:
         held, manifest = self._held, self._held.manifest
         grounds = held.grounds
         limits = await in_thread(grounds.limits_for, manifest)
