@@ -66,3 +66,18 @@ async def test_cancelling_ends_the_command_that_runs(ready_sqlite_url: str, home
         task = await worker.tasks.wait(task.id, account_id=ACCOUNT, timeout_s=20)
         await until(lambda: not sleeping())
         assert task.status == "cancelled"
+
+
+async def test_a_prompt_can_undo_what_the_one_before_it_did(ready_sqlite_url: str, home: Path, tmp_path: Path) -> None:
+    await prepare_hive(ready_sqlite_url, same_thread="rollback")
+    async with open_yard(home, ready_sqlite_url) as yard, open_worker(workshop(yard, tmp_path)) as worker:
+        computer = await yard.resolve()
+        await computer.run("echo kept > kept")
+        first = await worker.tasks.submit(yard.hive, "wait", actor="me")
+        await until(sleeping)
+        second = await worker.tasks.submit(yard.hive, "look", actor="me")
+        second = await worker.tasks.wait(second.id, account_id=ACCOUNT, timeout_s=60)
+        first = await worker.tasks.wait(first.id, account_id=ACCOUNT, timeout_s=60)
+        await until(lambda: not sleeping())
+    assert (first.status, second.status) == ("cancelled", "succeeded")
+    assert "kept" in (second.reply or "") and "made: No such file" in (second.reply or "")

@@ -14,6 +14,7 @@ from skep.errors import SkepError
 from skep.governance.ruling import Policy
 from skep.healing.breaker import Breakers
 from skep.healing.history import Options
+from skep.sessions.sessions import Sessions
 from skep.state.database import Database
 from skep.state.flags import Flags
 from skep.state.hives import Hive, Hives
@@ -26,6 +27,7 @@ from skep.tasks.ledger import Ledger
 from skep.tasks.meter import Meter
 from skep.tasks.queen import Queen
 from skep.tasks.question import Questions
+from skep.tasks.rewind import Rewind
 from skep.tasks.run import Outcome, Run
 from skep.tasks.task import Task
 from skep.tasks.thinking import Thinker
@@ -128,6 +130,7 @@ class _Bench:
     def __init__(self, workshop: Workshop) -> None:
         self._shop = workshop
         self._ledger = Ledger(workshop.database, workshop.log)
+        self._rewind = Rewind(workshop.sessions, self._ledger) if isinstance(workshop.sessions, Sessions) else None
         self.wake: Callable[[], None] = lambda: None
 
     async def carry(self, run: Run) -> Outcome:
@@ -136,6 +139,8 @@ class _Bench:
         work = partial(self._work, matter)
         if run.task.parent is not None:
             return await work()
+        if self._rewind is not None and run.hive.upkeep.same_thread == "rollback":
+            await self._rewind.prepare(run)
         queen = Queen(run, self._ledger, matter.thinker, matter.meter, options=matter.options, wake=self.wake)
         return await queen.answer(queen_instructions(run.hive, matter.memory), matter.history, work)
 
