@@ -40,8 +40,8 @@ _SETTLE = """
 set -e
 if ! id agent > /dev/null 2>&1; then useradd --no-create-home --home-dir /workspace --shell /bin/bash agent; fi
 mkdir -p /workspace /cache
-chown agent /workspace /cache
-chmod 700 /workspace
+if [ "$(stat -c %U /workspace)" != agent ]; then chown agent /workspace; chmod 700 /workspace; fi
+chown agent /cache
 """
 
 Hear = Callable[[str], Awaitable[None]]
