@@ -18,6 +18,7 @@ from skep.config import Environment, Settings
 from skep.healing.breaker import Breakers
 from skep.models.models import Models
 from skep.sessions.controller import host_name
+from skep.sessions.putting_away import stop_all
 from skep.sessions.sessions import Sessions
 from skep.state.flags import Flags
 from skep.state.hives import Hive
@@ -36,8 +37,13 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(program: Program, environment: Environment, *, tell: Tell = quiet) -> AsyncIterator[Engine]:
-    """Work on tasks, and run sandboxes for them, in this process until the block ends."""
+async def open_engine(
+    program: Program, environment: Environment, *, tell: Tell = quiet, patient: bool = True
+) -> AsyncIterator[Engine]:
+    """Work on tasks, and run sandboxes for them, in this process until the block ends.
+
+    Processes that have joined one of the sandboxes are waited for then if `patient`, and else lose it.
+    """
     settings, breakers = program.settings, Breakers()
     chooser = Chooser(settings, environment.cloud_keys, program=program, tell=tell)
     async with (
@@ -64,6 +70,8 @@ async def open_engine(program: Program, environment: Environment, *, tell: Tell 
         )
         async with open_worker(workshop) as worker:
             yield Engine(worker, sessions, models)
+        if not patient:
+            await stop_all(sessions, patient=False)
 
 
 def _house(home: Path, hive: Hive) -> House:

@@ -5,7 +5,7 @@ sandbox is lost, or after a while in which nobody called. What a context knew is
 that there was one, so that the next cell says so instead of starting silently with nothing.
 
 It holds the workspace of its contexts, and other commands join it. While another command holds that workspace it waits:
-as a guest it would keep that command from ending for as long as a context lasts.
+as a guest it would keep that command from ending for as long as a context lasts. A server's guest it may be.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from skep import errors
+from skep.app import presence
 from skep.app.apiary import Apiary
 from skep.app.choosing import Chooser
 from skep.app.computer import open_sandbox
@@ -39,6 +40,8 @@ from skep.sandbox.interpreter import Interpreter
 from skep.sandbox.results import Event, dump_event, read_event
 from skep.sandbox.sandbox import Sandbox
 from skep.sessions.computer import Computer
+from skep.sessions.controller import owner
+from skep.sessions.ledger import Roll
 from skep.sessions.session import Session
 from skep.sessions.sessions import Sessions
 from skep.state.accounts import utc_now
@@ -240,7 +243,15 @@ async def _open(program: Program, sessions: Sessions, kept_for: Kept) -> Compute
     hive = await program.hives.show(kept_for.hive_id or "", account_id=account)
     now = utc_now()
     wanted = Session(kept_for.workspace_id or "", account, hive.id, kept_for.key or "", "creating", now, now, now)
-    return await sessions.open(hive, wanted, account_id=account, join=False)
+    return await sessions.open(hive, wanted, account_id=account, join=await _is_servers(program, wanted.id))
+
+
+async def _is_servers(program: Program, session_id: str) -> bool:
+    """Say whether the server of this home runs a session: unlike a command, it ends whoever is its guest."""
+    server = presence.find(program.paths, program.settings)
+    row = await Roll(program.database).find(session_id)
+    held = None if row is None or row.controller is None else owner(row.controller)
+    return server is not None and held is not None and held.pid == server.pid
 
 
 async def _patiently(door: Door, take: Callable[[], Awaitable[T]]) -> T:

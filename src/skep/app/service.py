@@ -47,7 +47,7 @@ async def serve(environment: Environment, settings: Settings, *, tell: Tell, beg
         async with open_program(environment.paths, settings) as program:
             await program.accounts.ensure(MAIN)
             Tokens(environment.paths.home / "keys").of(MAIN)
-            async with open_engine(program, environment, tell=tell) as engine:
+            async with open_engine(program, environment, tell=tell, patient=False) as engine:
                 door = _door(program, environment, engine)
                 server = Server(
                     os.getpid(),
