@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 VERSION = "1"
 SCHEMA = "skep_dbos"
 PROMPTS, WORK, AFTERWARDS = "skep-prompts", "skep-work", "skep-afterwards"
-_QUEUES = (PROMPTS, WORK, AFTERWARDS)
-_POLL_S = 0.05
-_AFTERWARDS_POLL_S = 0.5
+#: How often each queue is looked at: someone waits at the first, and nobody at the last.
+_QUEUES = {PROMPTS: 0.05, WORK: 0.1, AFTERWARDS: 0.5}
 #: Threads for what DBOS does with its database, and for whatever else this process leaves to threads.
 _THREADS = 64
 _TASK, _JOBS = "skep-task", "skep-jobs"
@@ -215,13 +214,13 @@ async def _declare_queues(pace: Pace) -> None:
 
     per_minute = pace.starts_per_minute
     limiter = None if per_minute is None else {"limit": per_minute, "period": 60.0}
-    for name in _QUEUES:
+    for name, poll_s in _QUEUES.items():
         await DBOS.register_queue_async(
             name,
             worker_concurrency=max(pace.concurrent, pace.concurrent_per_account),
             partition_concurrency=pace.concurrent_per_account,
             partition_limiter=limiter if name == PROMPTS else None,  # type: ignore[arg-type]
-            polling_interval_sec=_AFTERWARDS_POLL_S if name == AFTERWARDS else _POLL_S,
+            polling_interval_sec=poll_s,
             on_conflict="always_update",
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -69,26 +70,29 @@ class Ledger:
         From then on nothing is written by whoever had it before.
         """
         while (task := await self.find(task_id)) is not None and not task.ended:
+            begun = replace(
+                task,
+                worker=worker,
+                starts=task.starts + 1,
+                status="cancelling" if task.status == "cancelling" else "running",
+                started_at=task.started_at or self.now(),
+            )
             try:
-                await self._start(task, worker)
+                await self._start(task, begun)
             except LeaseLost:
                 continue  # somebody changed it meanwhile
-            return await self.find(task_id)
+            return begun
         return None
 
-    async def _start(self, task: Task, worker: str) -> None:
-        begun = {
-            "worker": worker,
-            "starts": task.starts + 1,
-            "status": "cancelling" if task.status == "cancelling" else "running",
-            "started_at": write_time(task.started_at or self.now()),
-        }
+    async def _start(self, task: Task, begun: Task) -> None:
+        values = {name: getattr(begun, name) for name in ("worker", "starts", "status")}
+        values["started_at"] = write_time(begun.started_at or self.now())
 
         async def take(connection: AsyncConnection) -> None:
             same = (tasks.c.starts == task.starts, tasks.c.status == task.status)
-            await change(connection, task, begun, *same)
+            await change(connection, task, values, *same)
 
-        await self.append(task, [TaskStarted(worker=worker, start=task.starts + 1)], "worker", take)
+        await self.append(task, [TaskStarted(worker=begun.worker or "", start=begun.starts)], "worker", take)
 
     async def end(
         self, task: Task, status: End, *, why: str, actor: str, before: Sequence[Event] = (), **changes: Any

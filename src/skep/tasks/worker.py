@@ -18,7 +18,7 @@ from skep.state.leases import Leases
 from skep.state.log import EventLog
 from skep.state.schema import tasks as rows
 from skep.tasks.afterwards import Jobs, follow_up
-from skep.tasks.dispatch import Dispatcher
+from skep.tasks.dispatch import WINDOW, Dispatcher
 from skep.tasks.engine import Engine, Pace
 from skep.tasks.journal import Journal
 from skep.tasks.ledger import held_by
@@ -91,8 +91,8 @@ class Worker:
         while True:
             self._due.clear()
             with suppress(Unavailable):
-                while await dispatcher.sweep():
-                    pass
+                while await dispatcher.sweep() >= WINDOW:
+                    pass  # there may be more
                 await self._cancel_unwanted()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), LOOK_S)
