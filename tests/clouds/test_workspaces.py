@@ -222,3 +222,21 @@ async def test_what_is_more_than_a_workspace_may_hold_stays_there_until_some_of_
         assert again.id == sandbox.id
         assert (await again.run("ls many | wc -l; rm -r many")).text == "3000\n"
     assert not cloud.machines()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("name", providers.NAMES)
+async def test_a_workspace_goes_to_the_real_service_and_comes_home(home: Path, name: str) -> None:
+    if not os.environ.get(f"{name.upper()}_API_KEY"):
+        pytest.skip(f"set {name.upper()}_API_KEY to run this at the service itself")
+    found = workspaces(home, name, {})
+    await found.create(WORKSPACE, labels={"account": "skep-tests"})
+    async with found.hold(WORKSPACE) as workspace:
+        sandbox = await workspace.sandbox()
+        assert (await sandbox.run(_PLANT)).ok
+        await workspace.checkpoint("planted")
+        await sandbox.pause()
+        await sandbox.resume()
+        assert (await sandbox.run("cat b; echo two > b")).text == "one\n"
+    assert (tree_of(found) / "b").read_text() == "two\n"
+    assert found.show(WORKSPACE).out is None
