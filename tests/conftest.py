@@ -88,9 +88,9 @@ def found_beside(pytestconfig: pytest.Config) -> Callable[[str], beside.Ran]:
 
 
 @pytest.fixture(scope="session")
-def warm_scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give a folder with a program `skep` that need not load anything."""
-    with warm(tmp_path_factory.mktemp("warm")) as scripts:
+def warm_scripts() -> Iterator[Path]:
+    """Give a folder with the programs `skep` and `python`, which need not load anything."""
+    with tempfile.TemporaryDirectory(prefix="skep-warm-") as folder, warm(Path(folder)) as scripts:
         yield scripts
 
 
