@@ -72,7 +72,7 @@ ROWS = [
         "empty_result",
         EMPTY,
         UseFallbackTool("browse", "run_command"),
-        after(EMPTY, UseFallbackTool("browse", "x")),
+        after(EMPTY, UseFallbackTool("browse", "run_command")),
         Reflect,
     ),
     Row(

@@ -78,9 +78,9 @@ class History:
         return frozenset(one.tool for one in self.all(DoubleTimeout))
 
     @property
-    def replaced(self) -> frozenset[str]:
-        """The tools that gave way to their fallback."""
-        return frozenset(one.tool for one in self.all(UseFallbackTool))
+    def stood_in(self) -> frozenset[str]:
+        """The fallbacks that were used."""
+        return frozenset(one.instead for one in self.all(UseFallbackTool))
 
     @property
     def avoided(self) -> frozenset[str]:

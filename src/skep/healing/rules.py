@@ -121,8 +121,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "empty_result",
         ("empty_result",),
-        "a tool that comes back with nothing and has a fallback: the fallback",
-        lambda case: case.failure.fallback is not None and case.tool not in case.history.replaced,
+        "a tool that comes back with nothing and has a fallback that was not used yet: the fallback",
+        lambda case: case.failure.fallback not in {None, *case.history.stood_in},
         lambda case: UseFallbackTool(case.tool, instead=case.failure.fallback or ""),
     ),
     Rule(

@@ -114,8 +114,8 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
             "Look at `skep doctor`, and whether the work needs more memory than the sandbox may have.",
         ),
         "sandbox_disabled": Row(
-            "the hive has its sandbox switched off",
-            (3,),
+            "the hive has its sandbox switched off; the worker is told, and goes on without",
+            (),
             "The work needs a sandbox, and the hive has none.",
             "`skep hive set HIVE sandbox_enabled=on` allows one.",
         ),
@@ -181,8 +181,8 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
             "Raise the limit in `budgets`, or split the task.",
         ),
         "denied": Row(
-            "the task cannot go on without an act that was denied",
-            (3,),
+            "an act is not allowed; the worker is told, and goes on without",
+            (),
             "An act that the task needs was not allowed.",
             "Allow it, or ask for another way.",
         ),

@@ -15,7 +15,7 @@ from skep.agent.desk import Desk
 from skep.agent.loop import Brief, Ending, Finished, Guard, Happening, Limits, Steps, Stopped, work
 from skep.agent.observations import Trouble
 from skep.agent.toolbox import Toolbox
-from skep.errors import Defect, ModelMissing, ScriptInvalid
+from skep.errors import Defect, LeaseLost, SkepError
 from skep.healing import reflection
 from skep.healing.diagnosis import diagnose, healed
 from skep.healing.evidence import check_of, latest_check
@@ -118,7 +118,9 @@ class Supervisor:
         try:
             async with aclosing(work(brief, self._means.steps, self._means.limits, guard)) as happenings:
                 return await self._consume(happenings)
-        except (ModelFailure, ModelMissing, ScriptInvalid) as error:
+        except LeaseLost:
+            raise  # another worker has the task
+        except SkepError as error:
             return name(error)
 
     async def _consume(self, happenings: AsyncGenerator[Happening | Ending, None]) -> Ending:
