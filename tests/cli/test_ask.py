@@ -30,40 +30,32 @@ def test_the_reply_goes_to_stdout_and_what_happens_to_stderr(alone: Home) -> Non
     assert "scripted: no model was asked" in said
 
 
-def test_events_come_as_lines_of_json_for_a_program(alone: Home) -> None:
-    ran = alone.run("run", "count for a program", "--hive", "garden", "--json")
-    events = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert (events[0]["type"], events[-1]["type"]) == ("prompted", "task_ended")
-    assert [one["seq"] for one in events] == sorted({one["seq"] for one in events})
+def test_a_prompt_from_stdin_that_fails_says_so_by_its_exit_code(alone: Home, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_text("give up")
+    with (tmp_path / "prompt").open() as stdin:
+        ran = alone.run("run", "-", stdin=stdin)
+    assert (ran.returncode, ran.stdout) == (1, "it cannot be done\n")
+    assert "failed" in ran.stderr
 
 
-def test_a_prompt_is_read_from_stdin(alone: Home, tmp_path: Path) -> None:
-    prompt = tmp_path / "prompt"
-    prompt.write_text("hello from a file")
-    with prompt.open() as stdin:
-        assert alone.run("run", "-", stdin=stdin).stdout == "You said: hello from a file\n"
-
-
-def test_a_task_that_fails_says_so_by_its_exit_code(alone: Home) -> None:
-    ran = alone.run("run", "give up")
-    assert (ran.returncode, "failed" in ran.stderr) == (1, True), ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_a_mistake_is_named_and_nothing_is_begun(alone: Home) -> None:
+    before = alone.done("task", "list", "--json")
+    for words, says in (
         (("run", "x", "--hive", "nowhere"), "no hive 'nowhere'"),
         (("run", ""), "prompt"),
         (("run", "x", "--thread", "nonsense"), "thread"),
         (("task", "show", "../x"), "no task"),
         (("task", "list", "--status", "late"), "is no status"),
-    ],
-)
-def test_a_mistake_is_named_and_nothing_is_begun(alone: Home, words: tuple[str, ...], says: str) -> None:
-    before = alone.done("task", "list", "--json")
-    ran = alone.run(*words)
-    assert (ran.returncode, says in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
+    ):
+        ran = alone.run(*words)
+        assert (ran.returncode, says in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
     assert alone.done("task", "list", "--json") == before
+
+
+def test_a_task_without_a_follower_waits_for_one(alone: Home) -> None:
+    task = json.loads(alone.done("run", "hello", "--no-follow", "--json"))
+    assert task["status"] == "queued"
+    assert alone.done("task", "follow", task["id"]) == "You said: hello"
 
 
 def test_ctrl_c_ends_the_task(alone: Home) -> None:
@@ -77,11 +69,15 @@ def test_ctrl_c_ends_the_task(alone: Home) -> None:
     )
     try:
         assert process.stdout is not None
+        numbers = []
         for line in process.stdout:
             event = json.loads(line)
+            numbers.append(event["seq"])
             if event["type"] == "ruled":
                 process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 130
+        assert event["type"] == "task_ended"
+        assert numbers == sorted(set(numbers))
     finally:
         process.kill()
         process.communicate()
