@@ -11,7 +11,7 @@ from skep.agent.desk import Desk
 from skep.agent.loop import Call
 from skep.agent.observations import Interrupted, Observation, Trouble, read_observation
 from skep.agent.toolbox import Toolbox
-from skep.errors import SkepError
+from skep.errors import LeaseLost, SkepError
 from skep.governance.ruling import Policy, Ruling, rule
 from skep.healing.breaker import Breakers
 from skep.healing.failure import KINDS
@@ -103,7 +103,10 @@ class DurableSteps:
         if not self._breakers.begin(circuit):
             message = f"{action.kind} has failed too often lately, and is left alone for a while"
             return Trouble(stamp=action.stamp, failure="circuit_open", tool=action.kind, message=message)
-        seen = await self._toolbox.perform(action, self._desk)
+        try:
+            seen = await self._toolbox.perform(action, self._desk)
+        except LeaseLost as error:  # on the session: its computer has gone to another process
+            seen = Trouble(stamp=action.stamp, failure="sandbox_lost", tool=action.kind, message=error.message)
         if isinstance(seen, Trouble) and seen.failure in KINDS:
             self._breakers.failed(circuit, seen.failure)
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Select, and_, func, or_, select, update
 
+from skep.errors import NotFound
 from skep.state.record import write_time
 from skep.state.schema import tasks
 from skep.tasks.ledger import Ledger
@@ -35,7 +36,10 @@ class Dispatcher:
             await self._promote()
         ready = await self._ready()
         for task in ready:
-            await self._enqueue(task)
+            try:
+                await self._enqueue(task)
+            except NotFound as error:  # of a fork: what it was to begin from
+                await self._ledger.end(task, "failed", why=error.message, actor="queen", error=error.message)
         if ready:
             await self._mark([task.id for task in ready])
         return len(ready)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skep.errors import Conflict, Unavailable
+from skep.errors import Conflict, LeaseLost, NotFound, Unavailable
+from skep.state.failures import translated
 from skep.state.location import Location
 from skep.tasks.task import Task
 
@@ -58,10 +59,13 @@ class Abandoned:
 class Engine:
     """DBOS in this process, on the event loop that started it."""
 
-    def __init__(self, executor: str, carry: Run, follow_up: Run) -> None:
+    def __init__(self, location: Location, executor: str, carry: Run, follow_up: Run) -> None:
+        self._place = location
         self.executor = executor
         self.carry = carry
         self.follow_up = follow_up
+        #: The workflows that run, each in a task of the loop that DBOS made.
+        self._workflows: set[asyncio.Task[Any]] = set()
 
     @classmethod
     async def start(cls, location: Location, executor: str, *, carry: Run, follow_up: Run, pace: Pace) -> Engine:
@@ -69,13 +73,20 @@ class Engine:
         global _engine  # noqa: PLW0603 - DBOS knows its workflows by functions of modules, and is one itself
         if _engine is not None:
             raise Conflict("this process has an engine already", hint="close the other worker first")
-        _engine = engine = cls(executor, carry, follow_up)
+        _engine = engine = cls(location, executor, carry, follow_up)
         try:
-            await _launch(location, executor, pace)
+            with translated(location):
+                await _launch(location, executor, pace)
         except BaseException:
             await engine.close()
             raise
         return engine
+
+    def adopt(self) -> None:
+        """Take note of the task in which a workflow runs, to end it with the engine."""
+        if (task := asyncio.current_task()) is not None:
+            self._workflows.add(task)
+            task.add_done_callback(self._workflows.discard)
 
     async def enqueue(self, task: Task) -> None:
         """Put a task in line; harmless if it is."""
@@ -92,7 +103,7 @@ class Engine:
     async def _enqueue(self, name: str, workflow_id: str, queue: str, account_id: str) -> None:
         from dbos import DBOS
 
-        await _apart(
+        await self._apart(
             DBOS.enqueue_workflow_with_options_async(
                 {
                     "workflow_name": name,
@@ -107,32 +118,41 @@ class Engine:
     async def _fork(self, task: Task, queue: str) -> None:
         from dbos import DBOS, SetWorkflowID
 
-        if await DBOS.list_workflows_async(workflow_ids=[task.id], load_input=False, load_output=False):
+        known = await self.known([task.id, task.origin or ""])
+        if task.origin not in known:
+            raise NotFound(f"the steps of {task.origin} are gone", hint=f"begin anew: skep task retry {task.origin}")
+        if task.id in known:
             return
         with SetWorkflowID(task.id):
-            await DBOS.fork_workflow_async(
+            forking = DBOS.fork_workflow_async(
                 task.origin or "",
                 task.step + 1,
                 application_version=VERSION,
                 queue_name=queue,
                 queue_partition_key=task.account_id,
             )
+            with translated(self._place):
+                await forking
 
     async def step(self, name: str, body: Callable[[], Awaitable[Any]]) -> Any:
         """Do something once: when a task is gone on with elsewhere, its result is there. JSON in any case.
 
         A body that was cut off runs again, so it has to see for itself whether it did something.
         """
-        from dbos import DBOS
+        from dbos import DBOS, error
 
-        return await DBOS.run_step_async({"name": name}, body)
+        try:
+            with translated(self._place):
+                return await DBOS.run_step_async({"name": name}, body)
+        except (error.DBOSWorkflowConflictIDError, error.DBOSWorkflowCancelledError) as taken:
+            raise LeaseLost("another worker has the task", hint="stop working on it") from taken
 
     async def abandoned(self, alive: Collection[str]) -> Sequence[Abandoned]:
         """Return what processes had begun that are not among those."""
         from dbos import DBOS
 
-        found = await DBOS.list_workflows_async(
-            status="PENDING", queue_name=list(_QUEUES), load_input=False, load_output=False
+        found = await self._apart(
+            DBOS.list_workflows_async(status="PENDING", queue_name=list(_QUEUES), load_input=False, load_output=False)
         )
         return [
             Abandoned(one.workflow_id, one.executor_id or "", one.queue_name or PROMPTS)
@@ -144,25 +164,30 @@ class Engine:
         """Return those of the tasks that the engine knows."""
         from dbos import DBOS
 
-        found = await DBOS.list_workflows_async(workflow_ids=list(task_ids), load_input=False, load_output=False)
+        asked = DBOS.list_workflows_async(workflow_ids=list(task_ids), load_input=False, load_output=False)
+        found = await self._apart(asked)
         return {one.workflow_id for one in found}
 
     async def resume(self, work: Abandoned) -> None:
         """Put work in line again, to be gone on with by any process."""
         from dbos import DBOS
 
-        await DBOS.resume_workflow_async(work.workflow, queue_name=work.queue)
+        await self._apart(DBOS.resume_workflow_async(work.workflow, queue_name=work.queue))
+
+    async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that is no step of the workflow in which it is done, if it is done in one."""
+        with translated(self._place):
+            return await asyncio.create_task(work, context=Context())
 
     async def close(self) -> None:
-        """Stop taking tasks, and leave to others what runs; the caller has cancelled it."""
+        """Stop taking tasks, and leave to others what runs."""
         global _engine  # noqa: PLW0603
+        for task in self._workflows:
+            task.cancel()
+        if self._workflows:
+            await asyncio.wait(self._workflows)
         await _destroy()
         _engine = None
-
-
-async def _apart(work: Coroutine[Any, Any, T]) -> T:
-    """Do something that is no step of the workflow in which it is done, if it is done in one."""
-    return await asyncio.create_task(work, context=Context())
 
 
 _engine: Engine | None = None
@@ -183,9 +208,11 @@ def _register() -> None:
     from dbos import DBOS
 
     async def carry() -> None:
+        _current().adopt()
         await _current().carry(DBOS.workflow_id or "")
 
     async def follow_up() -> None:
+        _current().adopt()
         await _current().follow_up((DBOS.workflow_id or "").removesuffix("-after"))
 
     DBOS.workflow(name=_TASK, max_recovery_attempts=None)(carry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import select
@@ -32,6 +33,7 @@ LOOK_S = 1.0
 _CANCEL_S = 0.2
 _AGAIN_S = 0.5
 
+T = TypeVar("T")
 #: Carries one task to its outcome.
 Carry = Callable[[Run], Awaitable[Outcome]]
 
@@ -88,20 +90,19 @@ class Worker:
             await self._engine.close()
 
     async def _dispatch(self, dispatcher: Dispatcher) -> None:
+        """Bring tasks to the engine whenever there may be some."""
         while True:
             self._due.clear()
-            with suppress(Unavailable):
-                while await dispatcher.sweep() >= WINDOW:
-                    pass  # there may be more
-                await self._cancel_unwanted()
+            while (await self._try(dispatcher.sweep()) or 0) >= WINDOW:
+                pass  # there may be more
+            await self._try(self._cancel_unwanted())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), LOOK_S)
 
     async def _relieve(self, relief: Relief) -> None:
         while True:
-            with suppress(Unavailable):
-                if left := await relief.sweep():
-                    self._log.info("tasks_taken_over", number=left)
+            if left := await self._try(relief.sweep()):
+                self._log.info("tasks_taken_over", number=left)
             await asyncio.sleep(LOOK_S)
 
     async def _watch(self) -> None:
@@ -109,8 +110,18 @@ class Worker:
         while True:
             await asyncio.sleep(_CANCEL_S)
             if self._running:
-                with suppress(Unavailable):
-                    await self._cancel_unwanted()
+                await self._try(self._cancel_unwanted())
+
+    async def _try(self, work: Awaitable[T]) -> T | None:
+        """Do one round of what goes on for ever: a database that is away for a while must not end it."""
+        # The outcome is a value here: whatever went wrong, the next round may go well.
+        (outcome,) = await asyncio.gather(work, return_exceptions=True)
+        if isinstance(outcome, asyncio.CancelledError):
+            raise outcome
+        if isinstance(outcome, BaseException):
+            self._log.warning("worker_round_failed", error=str(outcome), exc_info=_unforeseen(outcome))
+            return None
+        return outcome
 
     async def _cancel_unwanted(self) -> None:
         for task in await self._ledger.select(held_by(self._name, "cancelling")):
@@ -147,7 +158,7 @@ class Worker:
             del self._running[task.id]
         if self._closing:
             raise asyncio.CancelledError
-        outcome = await self._outcome(task, scope)
+        outcome = self._outcome(task, scope)
         await self._end(task, outcome)
 
     async def _carry_out(self, task: Task, journal: Journal) -> Outcome:
@@ -157,24 +168,20 @@ class Worker:
         finally:
             await journal.close()
 
-    async def _outcome(self, task: Task, scope: asyncio.Task[Outcome]) -> Outcome | None:
+    def _outcome(self, task: Task, scope: asyncio.Task[Outcome]) -> Outcome | None:
         """Say what came of it; None if it was cancelled."""
         if scope.cancelled():
             return None
         match scope.exception():
             case None:
                 return scope.result()
-            case LeaseLost() as error if await self._is_taken(task):
-                raise error
+            case LeaseLost() as error:
+                raise error  # another has the task, and brings it to its end
             case SkepError() as error:
                 return Outcome("failed", error.message if error.hint is None else f"{error.message}; {error.hint}")
             case error:
                 self._log.error("task_broke", task=task.id, exc_info=error)
                 return Outcome("failed", f"Skep itself failed: {type(error).__name__}: {error}"[:500])
-
-    async def _is_taken(self, task: Task) -> bool:
-        now = await self._ledger.find(task.id)
-        return now is None or now.ended or now.starts != task.starts
 
     async def _end(self, task: Task, outcome: Outcome | None) -> None:
         while True:
@@ -240,6 +247,10 @@ class Worker:
             scope.cancel()
         if scopes:
             await asyncio.wait(scopes)
+
+
+def _unforeseen(error: BaseException) -> BaseException | None:
+    return None if isinstance(error, SkepError) else error
 
 
 def _reply(outcome: Outcome) -> Replied:
