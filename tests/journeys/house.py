@@ -219,6 +219,20 @@ def descendants(pid: int) -> list[int]:
     return children + [one for child in children for one in descendants(child)]
 
 
+def plant(home: Path, name: str, script: str, *, fallback: str = "") -> None:
+    """Put a skill with one script on the shelf of everybody."""
+    folder = home / ".local/share/skep/skills" / name
+    (folder / "scripts").mkdir(parents=True)
+    more = f"  fallback: {fallback}\n" if fallback else ""
+    head = f'---\nname: {name}\ndescription: Made for a test.\nmetadata:\n  version: "1"\n{more}---\n'
+    (folder / "SKILL.md").write_text(head)
+    (folder / "scripts" / "run.sh").write_text(script)
+
+
+def skill(name: str, *arguments: str) -> Say:
+    return Say(calls=(Call("use_skill", {"skill": f"system/{name}", "script": "run.sh", "arguments": arguments}),))
+
+
 def named(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()

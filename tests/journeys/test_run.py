@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.journeys.house import House, command, finish, house
-from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Fault, Protocol
+from tests.models.servers import RATE_LIMIT, SERVER_ERROR, Protocol
 
 from skep.healing.breaker import USUAL
 
@@ -30,16 +30,18 @@ def test_a_task_is_carried_through_failures_to_its_reply(alone: House, protocol:
     assert all(one.streaming for one in story.received)
 
 
-@pytest.mark.parametrize("protocol", ["openai"])
-def test_a_task_that_cannot_be_done_says_so_to_programs_too(alone: House) -> None:
-    alone.narrator.tell("case-refused", Fault(403, "this model is not for you"))
-    ran = alone.skep("run", "Try it, case-refused", "--hive", "garden", "--json")
+def test_a_task_that_cannot_be_done_says_so_to_programs_too(tmp_path: Path) -> None:
+    with house(tmp_path, chat_models=[{"provider": "rehearsal", "id": "broken.yaml"}]) as scripted:
+        (tmp_path / ".config/skep/broken.yaml").write_text("turns: 7\n")
+        ran = scripted.skep("run", "Try it, case-nobody", "--hive", "garden", "--json")
     assert ran.returncode == 1, ran.stderr
     events = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert [one["type"] for one in events].count("task_ended") == 1
     assert events[0]["type"] == "prompted"
+    assert [one["type"] for one in events].count("task_ended") == 1
+    (healed,) = [one["body"] for one in events if one["type"] == "healed"]
+    assert (healed["failure"], healed["tier"]) == ("unknown", 3)
     (note,) = [one["body"] for one in events if one["type"] == "failure_noted"]
-    assert "this model is not for you" in note["root_cause"]
+    assert "broken.yaml" in note["root_cause"]
 
 
 @pytest.fixture
