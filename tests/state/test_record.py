@@ -125,7 +125,7 @@ def test_odd_but_valid_text_is_kept_to_the_letter(text: str) -> None:
 
 
 def test_a_body_up_to_the_limit_is_taken_and_one_byte_more_is_not() -> None:
-    room = MAX_BODY_BYTES - len('{"text":""}')
+    room = MAX_BODY_BYTES - len('{"text":"","thread":null}')
     assert drafted(Prompted(text="x" * room)).size_bytes >= MAX_BODY_BYTES
     with pytest.raises(InvalidRequest, match="at most 1,048,576"):
         drafted(Prompted(text="x" * (room + 1)))
