@@ -110,6 +110,7 @@ class Following:
         if not self._as_json:
             if task.reply:
                 print_line(task.reply)
+                sys.stdout.flush()
             self._story.say(_ending(task), "ok" if task.status == "succeeded" else "bad", whole=True)
         sys.stdout.flush()
         match task.status:

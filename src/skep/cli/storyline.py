@@ -74,6 +74,9 @@ def outcome(observation: dict[str, Any]) -> tuple[str, bool]:  # noqa: PLR0912  
             return f"runs as {observation.get('job')}", True
         case "cell_ran":
             return str(observation.get("outcome")), observation.get("outcome") == "ok"
+        case "file_read":
+            read = len(str(observation.get("text")).splitlines())
+            return "1 line" if read == 1 else f"{read:,} lines", True
         case "file_written":
             return f"{observation.get('size'):,} bytes", True
         case "file_edited":
