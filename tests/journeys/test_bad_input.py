@@ -16,11 +16,11 @@ from skep.state.flags import DEFAULT
 FAULTS: tuple[Turn, ...] = (RATE_LIMIT, SERVER_ERROR, Cut())
 
 
-def test_faults_in_any_order_end_in_one_honest_state(served: House) -> None:
+def test_faults_in_any_order_end_in_one_honest_state(garden: House) -> None:
     def ask(number: int, faults: tuple[Turn, ...]) -> None:
         good = [command(f"echo {step}") for step in range(3)]  # so that no circuit opens
-        served.narrator.tell(f"case-order-{number}", *good, *faults, finish("All is well."))
-        outcome = served.ask(f"Get through, case-order-{number}")
+        garden.narrator.tell(f"case-order-{number}", *good, *faults, finish("All is well."))
+        outcome = garden.ask(f"Get through, case-order-{number}")
         assert outcome.task["status"] in ("succeeded", "failed")
         assert outcome.task["reply"]
         assert len(outcome.all("task_ended")) == 1
