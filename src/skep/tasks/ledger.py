@@ -76,6 +76,7 @@ class Ledger:
                 starts=task.starts + 1,
                 status="cancelling" if task.status == "cancelling" else "running",
                 started_at=task.started_at or self.now(),
+                attempt=max(task.attempt, 1),
             )
             try:
                 await self._start(task, begun)
@@ -85,7 +86,7 @@ class Ledger:
         return None
 
     async def _start(self, task: Task, begun: Task) -> None:
-        values = {name: getattr(begun, name) for name in ("worker", "starts", "status")}
+        values = {name: getattr(begun, name) for name in ("worker", "starts", "status", "attempt")}
         values["started_at"] = write_time(begun.started_at or self.now())
 
         async def take(connection: AsyncConnection) -> None:

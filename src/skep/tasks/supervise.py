@@ -183,7 +183,8 @@ class Supervisor:
         attempt = self._history.attempt
         event = healed(failure, remedy, attempt=attempt)
         self._happened.append(event)
-        await self._run.record(_healed_key(attempt), event, attempt=attempt)
+        again = 0 if isinstance(remedy, Accept | GiveUp) else 1
+        await self._run.record(_healed_key(attempt), event, attempt=attempt + again)
 
     async def _apply(self, failure: Failure, remedy: Remedy) -> None:
         """Do what was decided. What the next attempt has to know is said to it."""
