@@ -23,7 +23,7 @@ from skep.sandbox.erase import erase
 PROGRAM = Path(__file__).with_name("session_racer.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))}
 #: How often the race is run. A file has one writer at a time: what can go wrong there shows soon.
-ROUNDS = {"postgresql": 100, "sqlite": 40}
+ROUNDS = {"postgresql": 200, "sqlite": 60}
 #: Long enough for a beat, short enough to be slept through.
 TTL_S = 1.0
 
