@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from functools import partial
@@ -57,3 +58,10 @@ def test_each_combination_of_flags_degrades_as_documented(tmp_path: Path) -> Non
         # Those with a memory come first: by the time of the others, theirs would have been written too.
         for hive, flags in sorted(COMBINATIONS.items(), key=lambda one: not one[1].file_memory_enabled):
             check(served, flags, outcomes[hive])
+        counted = json.loads(served.skep("hive", "healing", "hyyyy", "--json").stdout)
+        assert counted == {
+            "by_tier": {"1": 1},
+            "by_rule": {"transient": 1},
+            "by_failure": {"server_error": 1},
+            "heal_rates": {"server_error": 1.0},
+        }

@@ -16,6 +16,7 @@ from skep.cli import (
     doctor,
     events,
     files,
+    healing,
     history,
     hive,
     python,
@@ -88,6 +89,7 @@ app.add_typer(session.app, name="session")
 session.app.registered_commands += delivery.app.registered_commands
 app.add_typer(delivery.artifacts, name="artifacts")
 app.add_typer(hive.app, name="hive")
+hive.app.registered_commands += healing.app.registered_commands
 app.add_typer(account.app, name="account")
 app.add_typer(snapshot.app, name="template")
 app.add_typer(rollout.app, name="rollout")

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from skep.state.events import Healed, Recorded, TaskEnded
+from skep.state.log import EventLog
+
+_PAGE = 1_000
 
 
 @dataclass(slots=True)
@@ -49,4 +52,14 @@ def count(records: Iterable[Recorded]) -> Counters:
     counters = Counters()
     for recorded in records:
         counters.add(recorded)
+    return counters
+
+
+async def count_hive(log: EventLog, hive_id: str) -> Counters:
+    """Count the whole log of a hive, page by page."""
+    counters, last = Counters(), 0
+    while page := await log.page(hive_id, after=last, limit=_PAGE, types=("healed", "task_ended")):
+        for recorded in page:
+            counters.add(recorded)
+        last = page[-1].seq
     return counters
