@@ -59,7 +59,7 @@ def run(
     """Ask a hive for something, and watch until it replies.
 
     The reply goes to stdout, what happens on the way to stderr; with --json the events go to stdout, one to a line.
-    The exit code is 0 when the task succeeded and 1 when it failed. Ctrl-C ends the task; twice leaves it as it is.
+    The exit code is 0 when the task succeeded and 1 when it failed. Ctrl-C ends the task; twice does not wait for that.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     carry(
@@ -88,7 +88,7 @@ def carry(account: str, begin: Callable[[Carrier], Awaitable[Task]], *, follow: 
     try:
         code = with_tasks(account, work)
     except asyncio.CancelledError:  # a second Ctrl-C
-        tell("left; it goes on where a worker runs: skep task list")
+        tell("left; what became of it: skep task list")
         code = 130
     raise typer.Exit(code)
 

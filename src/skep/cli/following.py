@@ -6,11 +6,11 @@ import asyncio
 import json
 import signal
 import sys
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skep.cli.storyline import Story, spent
-from skep.cli.terminal import print_line, printable
+from skep.cli.terminal import print_line
 from skep.state.events import Answered, Asked, TaskEnded
 from skep.state.wire import as_json
 
@@ -38,7 +38,7 @@ class Following:
         self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """Follow to the end; return the exit code. A second Ctrl-C leaves the task as it is, by a cancellation."""
+        """Follow to the end; return the exit code. A second Ctrl-C ends this, and not the task, by a cancellation."""
         loop = asyncio.get_running_loop()
         this = asyncio.current_task()
         assert this is not None
@@ -88,7 +88,7 @@ class Following:
             this.cancel()
             return
         self._interrupted = True
-        self._story.say("ending the task; Ctrl-C again leaves it as it is", "bad")
+        self._story.say("ending the task; Ctrl-C again does not wait for that", "bad")
         self._start(self._cancel())
 
     async def _cancel(self) -> None:
@@ -143,9 +143,3 @@ async def _typed() -> str:
         return await line
     finally:
         loop.remove_reader(sys.stdin.fileno())
-
-
-def tell_left(task: Task) -> None:
-    """Say what becomes of a task that nobody follows."""
-    with suppress(OSError):
-        sys.stderr.write(printable(f"{task.id} goes on where a worker runs; see: skep task show {task.id}") + "\n")

@@ -120,7 +120,7 @@ def _fields(task: Task) -> dict[str, str]:
 
 @app.command(epilog=examples("skep task follow TASK", "skep task follow TASK --json"))
 def follow(task: TaskId, account: Account = DEFAULT_ACCOUNT, as_json: AsJson = False) -> None:
-    """Watch a task from its beginning until it ends, as skep run does. Ctrl-C ends the task; twice leaves it."""
+    """Watch a task from its beginning until it ends, as skep run does. Ctrl-C ends the task."""
     carry(account, lambda carrier: carrier.show(task), follow=True, as_json=as_json)
 
 
