@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +78,15 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, warm_scripts: Path) -> No
         ran = Home(tmp_path, warm_scripts / "skep").run("serve", "--port", str(port))
     assert ran.returncode == 2
     assert f"another program listens at 127.0.0.1:{port}" in ran.stderr
+
+
+def test_only_a_server_loads_what_serves() -> None:
+    code = (
+        "import sys, skep.app.engine, skep.app.local, skep.app.remote, skep.app.waking, skep.cli.following;"
+        "print({'fastapi', 'starlette', 'uvicorn', 'sse_starlette'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(
