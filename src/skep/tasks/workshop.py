@@ -205,12 +205,13 @@ class _Bench:
                     await warming
 
     def _options(self, flags: Flags, seconds_left: float | None) -> Options:
-        models = self._shop.models
+        usable = [spec for spec in self._shop.models.specs if not spec.lacks]
         return Options(
             healing=flags.self_healing_enabled,
-            providers=tuple(dict.fromkeys(spec.provider for spec in models.specs)),
-            reflection=bool(models.specs),
-            stronger=any(spec.level == "super" for spec in models.specs),
+            providers=tuple(dict.fromkeys(spec.provider for spec in usable)),
+            reflection=bool(usable),
+            # Without a normal model the super one does the work to begin with.
+            stronger={"normal", "super"} <= {spec.level for spec in usable},
             seconds_left=seconds_left,
         )
 
