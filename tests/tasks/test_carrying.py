@@ -209,3 +209,34 @@ async def test_a_task_that_ended_is_in_the_log_of_the_day(shop: Shop, hive: Hive
 
 async def _is(tasks: Tasks, task: Task, status: str) -> bool:
     return (await tasks.show(task.id, account_id=task.account_id)).status == status
+
+
+async def test_what_the_engine_has_lost_gives_no_leave_to_another_act(shop: Shop, hive: Hive) -> None:
+    script = f"""
+turns:
+ - when: {{role: work, results: 0, anywhere: "A worker died here"}}
+   call: {{tool: expose_port, arguments: {{port: 80}}}}
+ - {{when: {{role: work, results: 0}}, call: {{tool: run_command, arguments: {{command: sleep}}}}}}
+ - {FINISH}
+"""
+    async with shop.open(script) as worker:
+        task = await worker.tasks.submit(hive, "go", actor="me")
+        await until(lambda: _has(worker.tasks, task, "ruled"))
+    for file in (shop.folder / "state").glob("dbos.db*"):
+        file.unlink()
+    async with shop.open(script) as worker:
+        await until(lambda: _is(worker.tasks, task, "asking"))
+        steps = await worker.tasks.steps(task.id, account_id="bees")
+        await worker.tasks.answer(task.id, "no", account_id="bees", actor="me")
+        async with aclosing(worker.tasks.follow(task)) as stream:
+            happened = [one.event async for one in stream]
+    assert [event.ruling for event in happened if event.type == "ruled"] == ["allow", "ask", "deny"]
+    assert [event.action["kind"] for event in happened if event.type == "proposed"][:2] == [
+        "run_command",
+        "expose_port",
+    ]
+    assert [(step.number, step.kind) for step in steps] == [(2, "think")]
+
+
+async def _has(tasks: Tasks, task: Task, type_: str) -> bool:
+    return bool(await tasks.ledger.log.page(task.hive_id, task_id=task.id, types=(type_,)))

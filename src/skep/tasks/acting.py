@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from skep.agent.actions import AskUser
+from skep.agent.actions import Action, AskUser
 from skep.agent.conversation import Thought
 from skep.agent.desk import Desk
 from skep.agent.loop import Call
@@ -97,7 +97,7 @@ class DurableSteps:
         return read_observation(told)
 
     async def _perform(self, call: Call) -> Observation:
-        action, circuit = call.action, f"tool:{call.action.kind}"
+        action, circuit = self._stamped(call.action), f"tool:{call.action.kind}"
         if self._was_begun(call) and not self._toolbox.repeatable(action, self._desk):
             return Interrupted(stamp=action.stamp, note=_CUT_OFF)
         if not self._breakers.begin(circuit):
@@ -112,6 +112,12 @@ class DurableSteps:
         else:
             self._breakers.succeeded(circuit)
         return seen
+
+    def _stamped(self, action: Action) -> Action:
+        """Give an act the key of this life of its task, which is not that of another act before."""
+        if action.stamp.run == self._run.id:
+            return action
+        return action.model_copy(update={"stamp": action.stamp.model_copy(update={"run": self._run.id})})
 
     def _was_begun(self, call: Call) -> bool:
         """Say whether a worker before this one may have begun the act: its leave was on record when this one came."""

@@ -31,6 +31,9 @@ class Journal:
 
     An event is kept under a key; one that is there already is not written again. Whoever lost the task to another
     worker gets LeaseLost and writes nothing.
+
+    `life` tells what is recorded under a key from what was, if steps that are on record here were lost by the engine:
+    they were taken anew, and may have come to something else.
     """
 
     def __init__(self, ledger: Ledger, task: Task, keys: Mapping[str, int], *, actor: str = "worker") -> None:
@@ -39,6 +42,7 @@ class Journal:
         self._keys = dict(keys)
         self._found = frozenset(keys)
         self._actor = actor
+        self.life = 0
         self._due: list[Entry] = []
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -48,17 +52,20 @@ class Journal:
     async def open(cls, ledger: Ledger, task: Task, *, actor: str = "worker") -> Journal:
         return cls(ledger, task, await read_keys(ledger, task.id), actor=actor)
 
+    def _named(self, key: str) -> str:
+        return f"{self.life}/{key}" if self.life else key
+
     def __contains__(self, key: str) -> bool:
-        return key in self._keys
+        return self._named(key) in self._keys
 
     def found(self, key: str) -> bool:
         """Say whether a worker before this one had recorded something under a key."""
-        return key in self._found
+        return self._named(key) in self._found
 
     async def read(self, key: str) -> Recorded:
         """Return what was recorded under a key, by whichever worker."""
         await self.flush()
-        seq = self._keys[key]
+        seq = self._keys[self._named(key)]
         page = await self._ledger.log.page(self._task.hive_id, after=seq - 1, limit=1)
         if not page or page[0].seq != seq:
             raise Defect(f"event {seq} of {self._task.hive_id} is not where task {self._task.id} has it")
@@ -66,8 +73,9 @@ class Journal:
 
     def note(self, key: str, event: Event) -> None:
         """Record an event with the next that is recorded, or soon if there is none for a while."""
-        if key not in self._keys and all(key != due for due, _ in self._due):
-            self._due.append((key, event))
+        named = self._named(key)
+        if named not in self._keys and all(named != due for due, _ in self._due):
+            self._due.append((named, event))
 
     def write_soon(self) -> None:
         """Write what is due in a moment: something that may take long follows. `record` or `flush` say if it failed."""

@@ -14,7 +14,7 @@ from skep.state.schema import events, steps
 from skep.tasks.ledger import Ledger
 from skep.tasks.task import Step, Task
 
-_KEY = re.compile(r"(\d{6}) ")
+_KEY = re.compile(r"(?:(?P<life>\d+)/)?(?:(?P<number>\d{6}) )?")
 _LONGEST = 160
 
 
@@ -26,11 +26,18 @@ def step_key(number: int, what: str) -> str:
 async def read_steps(ledger: Ledger, task: Task) -> tuple[Step, ...]:
     """Return the steps that are on record, with those that it took over, and the one that is under way."""
     taken = await _taken_over(ledger, task)
-    entries = await _entries(ledger, task)
+    entries = _latest(await _entries(ledger, task))
     proposed = {one.event.call: one.event for _, one in entries if isinstance(one.event, Proposed)}
-    found = [_step(int(match[1]), one, proposed) for key, one in entries if (match := _KEY.match(key))]
+    found = [_step(number, one, proposed) for number, one in entries if number]
     last = found[-1].number if found else task.step
     return (*taken, *found, *_under_way(task, (one for _, one in entries), proposed, last))
+
+
+def _latest(entries: list[tuple[str, Recorded]]) -> list[tuple[int, Recorded]]:
+    """Return what belongs to the last life of a task, each with the number of its step, or 0."""
+    read = [(match, one) for key, one in entries if (match := _KEY.match(key)) is not None]
+    life = max((int(match["life"] or 0) for match, _ in read), default=0)
+    return [(int(match["number"] or 0), one) for match, one in read if int(match["life"] or 0) == life]
 
 
 async def _taken_over(ledger: Ledger, task: Task) -> tuple[Step, ...]:

@@ -55,6 +55,19 @@ class Run:
         return await self._durably(name, body)
 
     @property
+    def id(self) -> str:
+        """What acts are known by outside, together with their call: another one when the task had to be begun anew."""
+        return f"{self.task.id}.{self.journal.life}" if self.journal.life else self.task.id
+
+    def forgotten(self, key: str) -> bool:
+        """Say, while a step is taken, that it was taken before, and that the engine has lost what came of it."""
+        return self.journal.found(step_key(self.number, key))
+
+    def begin_anew(self, life: int) -> None:
+        """Keep from now on what is recorded apart from what was."""
+        self.journal.life = max(self.journal.life, life)
+
+    @property
     def ahead(self) -> bool:
         """Whether the next step is new: not taken over from the task that this one was forked from."""
         return self.number >= self.task.step

@@ -151,7 +151,7 @@ class Tasks:
         asked = await self._question(task, call)
         if asked.choices and asked.kind == "approval" and answer not in asked.choices:
             raise InvalidRequest(f"{shown(answer)} is no answer", hint=f"say {' or '.join(asked.choices)}")
-        keep = partial(_keep_answer, task, asked.call)
+        keep = partial(_keep_answer, task, asked)
         try:
             await self.ledger.append(task, [Answered(call=asked.call, answer=check_prompt(answer))], actor, keep)
         except (IntegrityError, LeaseLost) as error:
@@ -244,9 +244,10 @@ async def _enter(row: dict[str, Any], connection: AsyncConnection) -> None:
     await enter(connection, row)
 
 
-async def _keep_answer(task: Task, call: str, connection: AsyncConnection) -> None:
+async def _keep_answer(task: Task, asked: Asked, connection: AsyncConnection) -> None:
     # The number is not that of the event: nobody reads an answer by its key, which only keeps a second one out.
-    await connection.execute(insert(steps).values(task_id=task.id, key=f"answered {call}", seq=0))
+    key = f"answered {asked.call} {asked.until}"
+    await connection.execute(insert(steps).values(task_id=task.id, key=key, seq=0))
     await change(connection, task, {"status": "running"}, tasks.c.status == "asking")
 
 

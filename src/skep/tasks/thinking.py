@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -77,9 +77,13 @@ class Thinker:
         self._run.journal.write_soon()
 
         async def body() -> dict[str, Any]:
-            return await self._ask(request)
+            if not self._run.forgotten("model"):
+                return await self._ask(request)
+            warned = replace(request, messages=[*request.messages, _warning()])
+            return {**await self._ask(warned), "life": self._run.task.starts}
 
         told = await self._run.step(f"model {role}", body)
+        self._run.begin_anew(told.get("life", 0))
         self._meter.go_on_from(told["elapsed_s"])
         self._note(role, told)
         if "response" not in told:
@@ -140,6 +144,18 @@ class Thinker:
             duration_ms=told.get("duration_ms", 0),
         )
         self._run.note("model", called, numbered=True)
+
+
+_FORGOTTEN = (
+    "A worker died here, and what it did last is not known: acts that you do not see may have been carried out. "
+    "Look before you do something that must not be done twice."
+)
+
+
+def _warning() -> ModelMessage:
+    from pydantic_ai.messages import ModelRequest, UserPromptPart
+
+    return ModelRequest(parts=[UserPromptPart(_FORGOTTEN)])
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
