@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.gateway.served import DEADLINE_S, Home, Served, furnish, serving
+from tests.gateway.served import DEADLINE_S, Home, Served, environment, eventually, furnish, runs, serving
 
 from skep.app.service import is_public
 
@@ -59,17 +59,29 @@ def test_tasks_of_the_server_are_handled_by_the_same_commands(served: Served) ->
     assert "no task" in served.home.run("task", "answer", "tsk_x", "yes").stderr
 
 
-def test_a_server_that_was_killed_is_not_waited_for(tmp_path: Path, warm_scripts: Path) -> None:
+def test_a_task_is_followed_through_the_death_of_its_server(tmp_path: Path, warm_scripts: Path) -> None:
     home = furnish(tmp_path, warm_scripts)
     record = home.state / "run/server.json"
-    with serving(home) as server:
-        server.process.kill()
-        server.process.wait(DEADLINE_S)
-        assert record.exists()
-        assert home.run("task", "list").returncode == 0
-        with serving(home) as next_one:
-            assert json.loads(record.read_text())["address"] == next_one.address
+    with serving(home) as first:
+        command = [str(home.skep), "run", "nap a while", "--json"]
+        following = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+        with following as process:
+            assert process.stdout is not None
+            events = [json.loads(process.stdout.readline())]
+            eventually(lambda: runs("sleep", "30.125"), "the worker is in the middle of an act")
+            first.process.kill()
+            first.process.wait(DEADLINE_S)
+            assert record.exists()  # and yet nobody takes it for a server
+            assert home.run("task", "list").returncode == 0
+            with serving(home, int(first.address.rpartition(":")[2])):
+                events += map(json.loads, process.stdout)
+                assert process.wait(DEADLINE_S) == 0
     assert not record.exists()
+    numbers = [one["seq"] for one in events]
+    assert numbers == sorted(set(numbers))
+    assert [one["type"] for one in events].count("task_started") == 2
+    (replied,) = [one["body"]["text"] for one in events if one["type"] == "replied"]
+    assert replied.count("napped") == 1, "what may have taken effect is not done twice"
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, warm_scripts: Path) -> None:

@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 SCRIPT = """
 about: For the tests of the gateway.
 turns:
-  - when: {role: classify, prompt: "^(count|sleep|ask|give up)"}
+  - when: {role: classify, prompt: "^(count|sleep|ask|nap|give up)"}
     value: {kind: one, why: something has to be run}
   - when: {role: classify}
     value: {kind: reply, why: it is only talk}
@@ -40,6 +40,10 @@ turns:
     call: {tool: finish, arguments: {reply: "three lines", confidence: 0.9}}
   - when: {role: work, prompt: "^sleep", results: 0}
     call: {tool: run_command, arguments: {command: "exec {{prompt}}", timeout_s: 290}}
+  - when: {role: work, prompt: "^nap", results: 0}
+    call: {tool: run_command, arguments: {command: "echo napped >> naps; exec sleep 30.125"}}
+  - when: {role: work, prompt: "^nap", results: 1}
+    call: {tool: run_command, arguments: {command: "cat naps"}}
   - when: {role: work, prompt: "^ask", results: 0}
     call: {tool: ask_user, arguments: {question: "Which colour?", choices: [red, blue]}}
   - when: {role: work, prompt: "^give up"}
@@ -123,12 +127,12 @@ class Served:
 
 
 @contextmanager
-def serving(home: Home) -> Iterator[Served]:
+def serving(home: Home, port: int = 0) -> Iterator[Served]:
     """Run a server until the end of the block; it has to end well then, if it has not before."""
     with (
         (home.folder / "serve.err").open("w+") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "skep", "serve", "--port", "0", "--json"],
+            [sys.executable, "-m", "skep", "serve", "--port", str(port), "--json"],
             env=environment(home.folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -26,9 +26,9 @@ from skep.tasks.task import Step, Task
 
 #: A stream says something every 15 s, see `skep.gateway.stream`.
 _TIMEOUT = httpx.Timeout(10.0, read=45.0)
-#: How often a lost stream is taken up again before the server is given up, and the pause before that.
-_TRIES = 5
-_PAUSE_S = 0.3
+#: How often a lost stream is taken up again before the server is given up: long enough for one that is started anew.
+_TRIES = 40
+_PAUSE_S = 0.5
 
 
 @asynccontextmanager
