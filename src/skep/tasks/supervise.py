@@ -67,7 +67,10 @@ _KEPT_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a task is carried with. `options` is asked anew for each failure, with the seconds that are left."""
+    """What a task is carried with. `options` is asked anew for each failure, with the seconds that are left.
+
+    `network`: packages can be fetched from inside the sandbox.
+    """
 
     thinker: Thinker
     steps: Steps
@@ -77,6 +80,7 @@ class Means:
     limits: Limits
     confidence: float
     options: Callable[[float | None], Options]
+    network: bool = False
 
 
 class Supervisor:
@@ -214,12 +218,18 @@ class Supervisor:
             case Compact():
                 talk.compact()
             case OfferInstall(packages=packages):
-                named = " ".join(packages)
-                talk.say(f"Not installed: {named}. If you need it, install it (pip install {named}); else do without.")
+                talk.say(self._offer(" ".join(packages)))
             case Reflect():
                 await self._reflect(failure)
             case _:
                 assert_never(remedy)
+
+    def _offer(self, packages: str) -> str:
+        how = f"run: pip install {packages}"
+        if not self._means.network:
+            hive = self._run.hive.name
+            how = f"ask the person (ask_user) to run: skep workspace install {hive} {packages}"
+        return f"Not installed: {packages}. If you need it, {how}. Else do without."
 
     async def _wait(self, seconds: float) -> None:
         """Wait as long as was decided, counted from when that was put on record: a worker may have died meanwhile."""

@@ -171,7 +171,7 @@ class _Bench:
                 run, thinker, toolbox, desk, questions=questions, breakers=shop.breakers, policy=shop.policy
             )
             limits, least = shop.bounds.limits(), shop.confidence
-            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options)
+            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options, network=shop.network)
             return await Supervisor(run, talk, means).carry()
 
     @asynccontextmanager
