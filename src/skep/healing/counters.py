@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from skep.state.events import Healed, Recorded, TaskEnded
-from skep.state.log import EventLog
+
+if TYPE_CHECKING:
+    from skep.state.log import EventLog
 
 _PAGE = 1_000
 
