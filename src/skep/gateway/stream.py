@@ -36,6 +36,7 @@ def position(last_event_id: str | None, after: int) -> int:
     """Say after which event to begin: the one that the client saw last, if it says so."""
     if last_event_id is None:
         return after
-    if not (last_event_id.isascii() and last_event_id.isdigit() and int(last_event_id[:20]) <= LARGEST_SEQ):
+    is_number = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= len(str(LARGEST_SEQ))
+    if not is_number or int(last_event_id) > LARGEST_SEQ:
         raise InvalidRequest("Last-Event-ID is not the id of an event", hint="send the number that came as id:")
     return int(last_event_id)
