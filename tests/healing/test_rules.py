@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from tests.healing.branches import missed
 
-from skep.healing.diagnosis import diagnose
+from skep.healing import diagnosis, rules
+from skep.healing.diagnosis import diagnose, healed
 from skep.healing.failure import KINDS, Failure, FailureKind
-from skep.healing.history import History, Options
+from skep.healing.history import MOST_REMEDIES, History, Options
 from skep.healing.remedies import (
     BackOff,
     Compact,
     DoubleTimeout,
+    Escalate,
     GiveUp,
     InstructStricter,
     OfferInstall,
@@ -141,22 +144,42 @@ PASTS = [
     *(after(LOST, *([one] * BACK_OFFS)) for one in (BackOff(1), ResolveAgain(), RetryNow(), Compact())),
     after(SHAPELESS, InstructStricter("…"), DoubleTimeout("browse"), UseFallbackTool("browse", "run_command")),
     after(LACKING, OfferInstall(("pyyaml",)), SwitchProvider("anthropic", "openai"), Reflect()),
+    after(LOST, *[RetryNow()] * MOST_REMEDIES),
+    after(Failure("low_confidence", "0.1"), Escalate()),
 ]
-MEANS = [ALONE, TWO, Options(seconds_left=30), Options(providers=("openai",), reflection=False)]
+MEANS = [
+    ALONE,
+    TWO,
+    Options(seconds_left=30, stronger=True),
+    Options(providers=("openai",), reflection=False),
+    Options(healing=False),
+]
 
 
-def test_every_condition_of_every_rule_is_seen_both_ways() -> None:
-    """Stand for branch coverage: a rule is data with one condition, and each is met and missed over all cases."""
+def diagnose_everything() -> None:
+    for failure in FACTS:
+        for history in PASTS:
+            for options in MEANS:
+                healed(failure, diagnose(failure, history, options=options), attempt=history.attempt)
+
+
+def test_every_branch_of_the_rules_and_of_the_diagnosis_is_taken() -> None:
+    assert missed(rules, diagnose_everything) == []
+    assert missed(diagnosis, diagnose_everything) == []
+
+
+def test_a_branch_that_is_not_taken_is_found() -> None:
+    assert missed(diagnosis, lambda: diagnose(LIMITED, NEW, options=ALONE)) != []
+
+
+def test_every_rule_fits_some_case_and_not_every_case_of_its_kinds() -> None:
     seen: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
     for failure in FACTS:
         for history in PASTS:
             for options in MEANS:
-                case = Case(failure, history, options)
                 for rule in RULES:
                     if failure.kind in rule.kinds:
-                        seen[rule.name].add(rule.when(case))
-                        if rule.when(case):
-                            assert rule.remedy(case).rule == rule.name
+                        seen[rule.name].add(rule.fits(Case(failure, history, options)))
     assert seen == {rule.name: {True, False} for rule in RULES}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from skep.healing.failure import Failure, FailureKind
 from skep.healing.history import History, Options
@@ -83,7 +84,7 @@ def _wants_rest(case: Case) -> bool:
 
 
 def _switch(case: Case) -> SwitchProvider:
-    return SwitchProvider(avoid=case.failure.provider or "", use=case.other_provider or "")
+    return SwitchProvider(avoid=cast(str, case.failure.provider), use=cast(str, case.other_provider))
 
 
 def _stricter(case: Case) -> InstructStricter:
@@ -123,7 +124,7 @@ RULES: tuple[Rule, ...] = (
         ("empty_result",),
         "a tool that comes back with nothing and has a fallback that was not used yet: the fallback",
         lambda case: case.failure.fallback not in {None, *case.history.stood_in},
-        lambda case: UseFallbackTool(case.tool, instead=case.failure.fallback or ""),
+        lambda case: UseFallbackTool(case.tool, instead=cast(str, case.failure.fallback)),
     ),
     Rule(
         "circuit_open",
