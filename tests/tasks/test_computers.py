@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from skep.state.hives import Hives
 from skep.state.leases import Leases
 from skep.tasks.workshop import House, Workshop, open_worker
 
+#: For how long a command sleeps, so that it is known from those of others.
+SECONDS = str(10_000_000 + os.getpid())
 SCRIPT = """
 turns:
- - {when: {role: work, prompt: wait}, call: {tool: run_command, arguments: {command: "echo made > made; sleep 4711"}}}
+ - {when: {role: work, prompt: wait}, call: {tool: run_command, arguments: {command: "echo made>made; sleep SECONDS"}}}
  - {when: {role: work, results: 0}, call: {tool: run_command, arguments: {command: "cat made kept; pwd"}}}
  - {when: {role: work}, call: {tool: finish, arguments: {reply: "{{result}}", confidence: 1}}}
 """
@@ -31,7 +34,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def workshop(yard: Yard, folder: Path) -> Workshop:
-    (folder / "script.yaml").write_text(SCRIPT)
+    (folder / "script.yaml").write_text(SCRIPT.replace("SECONDS", SECONDS))
     return Workshop(
         database=yard.database,
         log=yard.log,
@@ -45,7 +48,7 @@ def workshop(yard: Yard, folder: Path) -> Workshop:
 
 
 def sleeping() -> bool:
-    return any(b"sleep\x004711" in line for line in _command_lines())
+    return any(f"sleep\0{SECONDS}".encode() in line for line in _command_lines())
 
 
 def _command_lines() -> Iterator[bytes]:

@@ -30,10 +30,15 @@ class Dispatcher:
 
     async def sweep(self) -> int:
         """Bring on whatever can be brought on; return how many tasks the engine was told of."""
-        if await self._ledger.select(select(tasks).where(tasks.c.status == "waiting").limit(1)):
+        told = await self._bring()
+        if await self._ledger.select(_waiting().limit(1)):
             await self._displace()
             await self._end_hopeless()
-            await self._promote()
+            if await self._promote():
+                told += await self._bring()
+        return told
+
+    async def _bring(self) -> int:
         ready = await self._ready()
         for task in ready:
             try:
@@ -59,8 +64,8 @@ class Dispatcher:
                 why = f"{other.title or other.id}, which comes before it, did not succeed"
                 await self._ledger.end(task, "cancelled", why=why, actor="queen", error=why)
 
-    async def _promote(self) -> None:
-        """Let those run whose thread is free, or whose forerunners are done."""
+    async def _promote(self) -> bool:
+        """Let those run whose thread is free, or whose forerunners are done; say whether there are any."""
         free = [task.id for task in await self._ledger.select(_first_in_threads())]
         for task in await self._ledger.select(_waiting().where(tasks.c.parent.is_not(None))):
             if not await self._ledger.select(before(task).limit(1)):
@@ -69,6 +74,7 @@ class Dispatcher:
             statement = update(tasks).where(tasks.c.id.in_(free), tasks.c.status == "waiting").values(status="queued")
             async with self._ledger.database.write() as connection:
                 await connection.execute(statement)
+        return bool(free)
 
     async def _ready(self) -> list[Task]:
         """Return the tasks to enqueue: of every account as many as there is room for, oldest first."""

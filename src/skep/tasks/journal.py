@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, literal, select, true, union_all
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import ReturningInsert
 
 from skep.errors import Defect, LeaseLost, Unavailable
 from skep.state.events import Event, Recorded
@@ -50,7 +51,9 @@ class Journal:
 
     @classmethod
     async def open(cls, ledger: Ledger, task: Task, *, actor: str = "worker") -> Journal:
-        return cls(ledger, task, await read_keys(ledger, task.id), actor=actor)
+        # Whoever is the first to begin a task finds nothing.
+        keys = {} if task.starts == 1 else await read_keys(ledger, task.id)
+        return cls(ledger, task, keys, actor=actor)
 
     def _named(self, key: str) -> str:
         return f"{self.life}/{key}" if self.life else key
@@ -149,31 +152,28 @@ class Journal:
             async with self._ledger.database.write() as connection:
                 await change(connection, self._task, changes, tasks.c.starts == self._task.starts)
             return
-        written: dict[str, int] = {}
+        keep = self._keep([key for key, _ in entries])
 
         async def alongside(connection: AsyncConnection) -> None:
-            end = await self._end(connection)
-            written.update({key: end + index for index, (key, _) in enumerate(entries, start=1)})
-            rows = [{"task_id": self._task.id, "key": key, "seq": seq} for key, seq in written.items()]
-            await connection.execute(insert(steps), rows)
+            if len((await connection.execute(keep)).all()) != len(entries):
+                raise LeaseLost(f"task {self._task.id} has ended, or another worker has it", hint="stop working on it")
             if changes:
                 await change(connection, self._task, changes)
             if also is not None:
                 await also(connection)
 
-        await self._ledger.append(self._task, [event for _, event in entries], self._actor, alongside)
-        self._keys.update(written)
+        recorded = await self._ledger.append(self._task, [event for _, event in entries], self._actor, alongside)
+        self._keys.update({key: one.seq for (key, _), one in zip(entries, recorded, strict=True)})
 
-    async def _end(self, connection: AsyncConnection) -> int:
-        """Return the number of the hive's last event, if this worker still has the task."""
+    def _keep(self, keys: Sequence[str]) -> ReturningInsert[tuple[int]]:
+        """Put down keys with the numbers that their events are going to have, if this worker still has the task."""
+        new = union_all(
+            *(select(literal(key).label("key"), literal(n).label("n")) for n, key in enumerate(keys, start=1))
+        ).subquery()
         mine = (tasks.c.id == self._task.id, tasks.c.starts == self._task.starts, tasks.c.status.not_in(ENDED))
-        joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id)
-        end = (
-            await connection.execute(select(event_heads.c.seq).select_from(joined).where(*mine))
-        ).scalar_one_or_none()
-        if end is None:
-            raise LeaseLost(f"task {self._task.id} has ended, or another worker has it", hint="stop working on it")
-        return int(end)
+        joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id).join(new, true())
+        rows = select(tasks.c.id, new.c.key, event_heads.c.seq + new.c.n).select_from(joined).where(*mine)
+        return insert(steps).from_select(["task_id", "key", "seq"], rows).returning(steps.c.seq)
 
 
 async def read_keys(ledger: Ledger, task_id: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from skep.errors import LeaseLost, NotFound
 from skep.state.accounts import utc_now
 from skep.state.database import Database
-from skep.state.events import Event, TaskEnded, TaskStarted
+from skep.state.events import Event, Recorded, TaskEnded, TaskStarted
 from skep.state.log import EventLog
 from skep.state.names import shown
 from skep.state.record import read_time, write_time
@@ -53,9 +53,11 @@ class Ledger:
         async with self.database.read() as connection:
             return tuple(read_task(row) for row in (await connection.execute(statement)).mappings())
 
-    async def append(self, task: Task, events: Sequence[Event], actor: str, alongside: Alongside | None) -> None:
+    async def append(
+        self, task: Task, events: Sequence[Event], actor: str, alongside: Alongside | None
+    ) -> Sequence[Recorded]:
         """Record events of a task, and do the rest in the same transaction."""
-        await self.log.append_all(
+        return await self.log.append_all(
             events,
             hive_id=task.hive_id,
             account_id=task.account_id,

@@ -31,6 +31,8 @@ from skep.tasks.tasks import Tasks
 #: How often a worker looks for tasks, for workers that died, and for tasks of its own that are to end.
 LOOK_S = 1.0
 _CANCEL_S = 0.2
+#: How long what is to end may take before it is told again.
+_INSIST_S = 5.0
 _AGAIN_S = 0.5
 
 T = TypeVar("T")
@@ -49,7 +51,8 @@ class Worker:
         self._carry = carry
         self._jobs = jobs
         self._running: dict[str, asyncio.Task[Outcome]] = {}
-        self._unwanted: set[str] = set()
+        #: Those of them that are to end, with the time at which they were last told.
+        self._unwanted: dict[str, float] = {}
         self._closing = False
         self._due = asyncio.Event()
         self._log = structlog.get_logger("skep.tasks")
@@ -97,7 +100,8 @@ class Worker:
                 pass  # there may be more
             await self._try(self._cancel_unwanted())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._due.wait()
 
     async def _relieve(self, relief: Relief) -> None:
         while True:
@@ -125,10 +129,15 @@ class Worker:
 
     async def _cancel_unwanted(self) -> None:
         for task in await self._ledger.select(held_by(self._name, "cancelling")):
-            scope = self._running.get(task.id)
-            if scope is not None and task.id not in self._unwanted:
-                self._unwanted.add(task.id)
-                scope.cancel()
+            if (scope := self._running.get(task.id)) is not None:
+                self._cancel(task.id, scope)
+
+    def _cancel(self, task_id: str, scope: asyncio.Task[Outcome]) -> None:
+        """Have a task end; again after a while, should something on the way have kept the news to itself."""
+        now = asyncio.get_running_loop().time()
+        if now - self._unwanted.get(task_id, -_INSIST_S) >= _INSIST_S:
+            self._unwanted[task_id] = now
+            scope.cancel()
 
     async def _work(self, task_id: str) -> None:
         """Carry a task from where it is to its end. This is what the engine runs."""
@@ -141,15 +150,14 @@ class Worker:
         try:
             await self._see_through(task, journal)
         finally:
-            self._unwanted.discard(task_id)
+            self._unwanted.pop(task_id, None)
         return await self._rest(task_id)
 
     async def _see_through(self, task: Task, journal: Journal) -> None:
         scope = asyncio.create_task(self._carry_out(task, journal), name=f"skep task {task.id}")
         self._running[task.id] = scope
         if task.status == "cancelling":
-            self._unwanted.add(task.id)
-            scope.cancel()
+            self._cancel(task.id, scope)
         try:
             await asyncio.wait([scope])
         finally:
@@ -184,17 +192,19 @@ class Worker:
                 return Outcome("failed", f"Skep itself failed: {type(error).__name__}: {error}"[:500])
 
     async def _end(self, task: Task, outcome: Outcome | None) -> None:
+        """Write the end of a task, which has come to it whatever becomes of the database meanwhile."""
+        now: Task | None = task
         while True:
             try:
-                now = await self._ledger.find(task.id)
                 if now is None or now.ended or now.starts != task.starts:
                     raise LeaseLost(f"another worker has task {task.id}", hint="stop working on it")
                 if await self._write_end(now, outcome):
                     return
+                now = await self._ledger.find(task.id)
             except LeaseLost:
                 raise
             except Unavailable:
-                await asyncio.sleep(_AGAIN_S)  # it has come to its end, and that has to be on record
+                await asyncio.sleep(_AGAIN_S)
 
     async def _write_end(self, task: Task, outcome: Outcome | None) -> bool:
         if outcome is None or task.status == "cancelling":
