@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import InvalidRequest, NotFound, ThreadBusy
 from skep.state.hives import Hive
-from skep.state.record import write_time
+from skep.state.record import read_time, write_time
 from skep.state.schema import hives, tasks
 from skep.state.upkeep import SameThread
 from skep.tasks.ledger import insert_task
-from skep.tasks.task import ENDED, Status, new_task_id
+from skep.tasks.task import ENDED, Status, Task, new_task_id
 
 MOST_PROMPT_BYTES = 256 * 1024
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -68,6 +68,12 @@ def new_row(hive: Hive, prompt: str, *, thread: str, actor: str, now: datetime, 
         "after": after,
         **values,
     }
+
+
+def new_task(row: dict[str, Any]) -> Task:
+    """Return the task of a row that was just put in line."""
+    told = {name: row[name] for name in Task.__dataclass_fields__ if name in row}
+    return Task(**{**told, "created_at": read_time(row["created_at"]), "after": tuple(json.loads(row["after"]))})
 
 
 async def enter(connection: AsyncConnection, row: dict[str, Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import aclosing
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,12 @@ from skep.state.names import shown
 from skep.state.schema import events, steps, tasks
 from skep.tasks import outline
 from skep.tasks.ledger import Ledger, change
-from skep.tasks.submission import check_key, check_prompt, enter, new_row
+from skep.tasks.submission import check_key, check_prompt, enter, new_row, new_task
 from skep.tasks.task import ENDED, STATUSES, Step, Task
 
 MOST_LISTED = 1000
+#: How often somebody who waits looks whether another process has brought a task to its end.
+LOOK_S = 0.1
 
 
 def _nobody() -> None:
@@ -42,6 +45,8 @@ class Tasks:
         self.ledger = Ledger(database, log)
         self.wake = wake
         self._hives = Hives(database, log)
+        #: Of tasks that somebody waits for here.
+        self._over: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
 
     async def submit(
         self, hive: Hive, prompt: str, *, thread: str = "cli:default", actor: str, key: str | None = None
@@ -69,7 +74,7 @@ class Tasks:
         filed = {"hive_id": row["hive_id"], "account_id": row["account_id"], "actor": row["actor"]}
         await self.ledger.log.append_all(happened, task_id=row["id"], alongside=partial(_enter, row), **filed)
         self.wake()
-        return await self.show(row["id"], account_id=row["account_id"])
+        return new_task(row)
 
     async def _of_key(self, account_id: str, key: str) -> Task | None:
         same = (tasks.c.account_id == account_id, tasks.c.idempotency_key == key)
@@ -109,6 +114,7 @@ class Tasks:
         for child in await self.ledger.select(_open_children(task_id)):
             await self.cancel(child.id, account_id=account_id, actor=actor, why=f"{task_id} was cancelled")
         self.wake()
+        self.ended(task_id)
         return await self.show(task_id, account_id=account_id)
 
     async def retry(self, task_id: str, *, account_id: str, actor: str) -> Task:
@@ -205,20 +211,24 @@ class Tasks:
 
     async def wait(self, task_id: str, *, account_id: str, timeout_s: float | None) -> Task:
         """Return the task when it has ended, or as it is when the time is up."""
-        task = await self.show(task_id, account_id=account_id)
-        if not task.ended:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._until_ended(task)
-            except TimeoutError:
-                pass
+        over = self._over.setdefault(task_id, asyncio.Event())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not (await self.show(task_id, account_id=account_id)).ended:
+                    await _first_of(over.wait(), LOOK_S)
+                    over.clear()
         return await self.show(task_id, account_id=account_id)
 
-    async def _until_ended(self, task: Task) -> None:
-        ends = self.ledger.log.follow(task.hive_id, task_id=task.id, types=("task_ended",))
-        async with aclosing(ends) as stream:
-            async for _ in stream:
-                return
+    def ended(self, task_id: str) -> None:
+        """Tell those who wait here that a task may have ended; it is on record, so that others find out by looking."""
+        if (over := self._over.get(task_id)) is not None:
+            over.set()
+
+
+async def _first_of(event: Awaitable[object], seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event
 
 
 async def cancel(ledger: Ledger, task: Task, *, actor: str, why: str) -> bool:

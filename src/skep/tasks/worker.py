@@ -229,6 +229,7 @@ class Worker:
 
     async def _rest(self, task_id: str) -> None:
         """See to what is left when a task has ended: its children, its jobs, and those who wait for it."""
+        self.tasks.ended(task_id)
         task = await self._ledger.find(task_id)
         if task is None or not task.ended:
             return
