@@ -89,7 +89,7 @@ class DurableSteps:
             except SkepError as error:
                 return {"error": [type(error).__name__, error.message, error.hint]}
 
-        self._run.journal.write_soon()
+        self._run.journal.write_now()
         self._run.acted = call.id
         told = await self._run.step(f"act {call.action.kind}", body)
         if "error" in told and "kind" not in told:
@@ -97,6 +97,8 @@ class DurableSteps:
         return read_observation(told)
 
     async def _perform(self, call: Call) -> Observation:
+        # The ruling is written while the engine looks whether the act was done before; here it has to be on record.
+        await self._run.journal.flush()
         action, circuit = self._stamped(call.action), f"tool:{call.action.kind}"
         if self._was_begun(call) and not self._toolbox.repeatable(action, self._desk):
             return Interrupted(stamp=action.stamp, note=_CUT_OFF)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -76,27 +75,15 @@ class Dispatcher:
                 await connection.execute(statement)
         return bool(free)
 
-    async def _ready(self) -> list[Task]:
+    async def _ready(self) -> tuple[Task, ...]:
         """Return the tasks to enqueue: of every account as many as there is room for, oldest first."""
-        in_line = func.row_number().over(partition_by=tasks.c.account_id, order_by=(tasks.c.created_at, tasks.c.id))
-        new = (tasks.c.status == "queued", tasks.c.enqueued.is_(False))
-        inner = select(tasks, in_line.label("n")).where(*new).subquery()
-        candidates = await self._ledger.select(select(inner).where(inner.c.n <= WINDOW).order_by(inner.c.n))
-        if not candidates:
-            return []
-        taken = await self._taken()
-        ready = []
-        for task in candidates:
-            if taken[task.account_id] < WINDOW:
-                taken[task.account_id] += 1
-                ready.append(task)
-        return ready
-
-    async def _taken(self) -> Counter[str]:
-        open_ = and_(tasks.c.enqueued.is_(True), tasks.c.status.in_(OPEN))
-        statement = select(tasks.c.account_id, func.count().label("n")).where(open_).group_by(tasks.c.account_id)
-        async with self._ledger.database.read() as connection:
-            return Counter({row.account_id: row.n for row in (await connection.execute(statement)).all()})
+        line = (tasks.c.enqueued.desc(), tasks.c.created_at, tasks.c.id)
+        place = func.row_number().over(partition_by=tasks.c.account_id, order_by=line)
+        known = and_(tasks.c.enqueued.is_(True), tasks.c.status.in_(OPEN))
+        new = and_(tasks.c.enqueued.is_(False), tasks.c.status == "queued")
+        inner = select(tasks, place.label("n")).where(or_(known, new)).subquery()
+        fit = (inner.c.n <= WINDOW, inner.c.enqueued.is_(False))
+        return await self._ledger.select(select(inner).where(*fit).order_by(inner.c.n))
 
     async def _mark(self, ids: Sequence[str]) -> None:
         async with self._ledger.database.write() as connection:

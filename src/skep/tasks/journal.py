@@ -88,7 +88,16 @@ class Journal:
         if self._due and self._behind is None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_S, self._write_behind)
 
+    def write_now(self) -> None:
+        """Begin to write what is due, without waiting for it."""
+        if self._behind is not None and self._behind.done():
+            self._behind.result()
+            self._behind = None
+        self._write_behind()
+
     def _write_behind(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = None
         if self._due and self._behind is None:
             self._behind = asyncio.create_task(self._write_due(), name=f"skep journal {self._task.id}")

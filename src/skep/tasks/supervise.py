@@ -132,17 +132,17 @@ class Supervisor:
             if isinstance(one, Finished | Stopped):
                 return one
             self._happened = [*self._happened[-_KEPT_EVENTS:], one]
-            await self._put_on_record(one)
+            self._put_on_record(one)
         raise Defect("a worker ended without saying how")
 
-    async def _put_on_record(self, event: Happening) -> None:
-        """Record what happened, before the worker goes on; what follows a ruling waits until that is written."""
+    def _put_on_record(self, event: Happening) -> None:
+        """Record what happened. An act waits itself until the ruling that lets it run is written."""
         run = self._run
         match event:
             case Proposed(call=call):
                 run.note_ahead(f"proposed {call}", event)
             case Ruled(call=call, ruling=verdict):
-                await run.record(ruled_key(call, verdict), event)
+                run.note_ahead(ruled_key(call, verdict), event)
             case Observed(call=call, observation=seen):
                 run.note(f"observed {call}", event, numbered=call == run.acted)
                 if seen.get("kind") not in ("trouble", "refused", "interrupted"):

@@ -28,7 +28,7 @@ from skep.tasks.task import ENDED, STATUSES, Step, Task
 
 MOST_LISTED = 1000
 #: How often somebody who waits looks whether another process has brought a task to its end.
-LOOK_S = 0.1
+LOOK_S = 0.25
 
 
 def _nobody() -> None:

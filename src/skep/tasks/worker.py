@@ -30,7 +30,7 @@ from skep.tasks.tasks import Tasks
 
 #: How often a worker looks for tasks, for workers that died, and for tasks of its own that are to end.
 LOOK_S = 1.0
-_CANCEL_S = 0.2
+_CANCEL_S = 0.5
 #: How long what is to end may take before it is told again.
 _INSIST_S = 5.0
 _AGAIN_S = 0.5
