@@ -29,7 +29,7 @@ VERSION = "1"
 SCHEMA = "skep_dbos"
 PROMPTS, WORK, AFTERWARDS = "skep-prompts", "skep-work", "skep-afterwards"
 #: How often each queue is looked at: someone waits at the first, and nobody at the last.
-_QUEUES = {PROMPTS: 0.05, WORK: 0.2, AFTERWARDS: 0.5}
+_QUEUES = {PROMPTS: 0.03, WORK: 0.2, AFTERWARDS: 0.5}
 #: Threads for what DBOS does with its database, and for whatever else this process leaves to threads.
 _THREADS = 64
 _TASK, _JOBS = "skep-task", "skep-jobs"
