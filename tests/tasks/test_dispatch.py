@@ -105,6 +105,20 @@ async def test_the_backlog_of_one_tenant_does_not_hold_up_another(
         assert len(gate.begun) == 3, "a tenant has no more at once than its share"
 
 
+async def test_no_more_tasks_of_a_tenant_begin_in_a_minute_than_are_allowed(
+    worker: Open, hive: Hive, hives: Hives, gate: Gate, database: Database
+) -> None:
+    await Accounts(database).create("wasps")
+    nest = await hives.create("nest", account_id="wasps", actor="me")
+    async with worker(gate.carry, pace=Pace(starts_per_minute=2)) as one:
+        three = [await one.tasks.submit(hive, f"{n}", thread=f"cli:{n}", actor="me") for n in range(3)]
+        await until(lambda: len(gate.begun) == 2)
+        lone = await one.tasks.submit(nest, "lone", actor="me")
+        assert (await ended(one.tasks, lone)).status == "succeeded"
+        assert sorted([await status(one.tasks, task) for task in three]) == ["queued", "succeeded", "succeeded"]
+    assert len(gate.begun) == 3, "a tenant that has begun enough waits, another does not"
+
+
 async def test_a_key_makes_one_task_however_often_it_is_sent(hive: Hive, database: Database, log: EventLog) -> None:
     tasks = Tasks(database, log)
     sent = [tasks.submit(hive, "once", thread=f"cli:{n}", actor="me", key="order-7") for n in range(5)]
