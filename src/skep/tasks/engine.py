@@ -191,6 +191,7 @@ class Engine:
 
 
 _engine: Engine | None = None
+_connections: SyncEngine | None = None
 _registered = False
 
 
@@ -224,16 +225,46 @@ async def _launch(location: Location, executor: str, pace: Pace) -> None:
     from dbos import DBOS
 
     _register()
+    if location.path is None:
+        # To make its tables DBOS waits for every transaction on the database, and those of this loop would wait for it.
+        await asyncio.to_thread(_make_tables, location, executor)
     # On this thread: the loop that runs here is the one on which workflows will run.
-    DBOS(config=_config(location, executor))
-    DBOS.launch()
+    _open(location, executor)
     known = [await DBOS.retrieve_queue_async(name) for name in _QUEUES]
     await _declare_queues(pace)
     if None in known:
         # DBOS looks for queues once a second: those that it finds when it starts are listened to at once.
         await _destroy()
-        DBOS(config=_config(location, executor))
-        DBOS.launch()
+        _open(location, executor)
+
+
+def _open(location: Location, executor: str) -> None:
+    from dbos import DBOS
+
+    global _connections  # noqa: PLW0603 - like DBOS itself
+    _connections = _sqlite(location) if location.path is not None else _postgresql(location)
+    DBOS(config=_config(_connections, executor))
+    DBOS.launch()
+
+
+def _make_tables(location: Location, executor: str) -> None:
+    """Have DBOS bring its schema up to date, unless it is; no work is taken meanwhile."""
+    from dbos import DBOS, error
+
+    for migrates in (False, True):
+        engine = _postgresql(location)
+        DBOS(config={**_config(engine, executor), "run_migrations": migrates})
+        DBOS.listen_queues([])
+        try:
+            DBOS.launch()
+        except error.DBOSInitializationError:
+            if migrates:
+                raise
+        else:
+            return
+        finally:
+            DBOS.destroy()
+            engine.dispose()
 
 
 async def _declare_queues(pace: Pace) -> None:
@@ -258,14 +289,15 @@ async def _destroy() -> None:
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1) as alone:  # DBOS ends its own threads, and waits for some that wait for this loop
         await loop.run_in_executor(alone, DBOS.destroy)
+        if _connections is not None:  # DBOS leaves alone what it was given
+            await loop.run_in_executor(alone, _connections.dispose)
     # DBOS had made its threads those of the loop, and they are gone.
     loop.set_default_executor(ThreadPoolExecutor(_THREADS))
 
 
-def _config(location: Location, executor: str) -> DBOSConfig:
+def _config(engine: SyncEngine, executor: str) -> DBOSConfig:
     from dbos import DBOSPortableJSONSerializer
 
-    engine = _sqlite(location) if location.path is not None else _postgresql(location)
     return {
         "name": "skep",
         "system_database_url": engine.url.render_as_string(hide_password=False),
