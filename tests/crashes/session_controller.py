@@ -40,8 +40,6 @@ from skep.sessions.session import Session, Status
 GONE_S = 2.0
 LIFE_S = 60.0
 RANDOM_KILLS = 4
-#: One step comes before an act and one after it, which is before the next: over the second database, one of the two.
-STRIDES = {"postgresql": 1, "sqlite": 2}
 #: Grows by itself while a command runs.
 LOG = "/workspace/log"
 WRITER = "n=$(wc -l < log); while :; do n=$((n+1)); echo $n >> log; echo $n; done"
@@ -325,8 +323,8 @@ class Life:
         os.close(reading)
 
 
-def lives(deeds: list[str], *, stride: int = 1) -> Iterator[Life]:
-    """Plan the lives: each deed at every step of it, or one in so many, and at random moments."""
+def lives(deeds: list[str]) -> Iterator[Life]:
+    """Plan the lives: each deed at every step of it, as long as there is one more, and at random moments."""
     chance = random.Random(2026)
     behind = "cli:fresh"  # for what a new workspace is like
     number = 0
@@ -339,8 +337,7 @@ def lives(deeds: list[str], *, stride: int = 1) -> Iterator[Life]:
             if deed == "exec" or fatal < 0:
                 life.after_s = chance.uniform(0, DEEDS[deed].about_s)
             else:
-                fatal = kill
-                life.fatal = stride * (kill - 1) + 1
+                life.fatal = fatal = kill
             yield life
             behind = thread
             if fatal >= 0 and deed != "exec" and "done" in life.said:
@@ -430,7 +427,7 @@ def main() -> None:
     inquest = Inquest(home)
     kills: Counter[str] = Counter()
     began = time.monotonic()
-    for life in lives(deeds, stride=STRIDES[url.partition(":")[0]]):
+    for life in lives(deeds):
         life.run(home, url)
         inquest.hear(life)
         kills[life.deed or "last"] += "done" not in life.said

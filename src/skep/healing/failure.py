@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-#: A model did not answer, or not in a way that can be used.
-ModelKind = Literal[
-    "rate_limit",
-    "overloaded",
-    "server_error",
-    "timeout",
-    "cut",
-    "malformed",
-    "invalid_output",
-    "context_overflow",
-    "refused",
-    "too_long",
-    "circuit_open",
-]
+from skep.models.failures import FailureKind as ModelKind
+
 #: A tool could not do what it was asked for.
 ToolKind = Literal[
     "tool_timeout",
