@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from skep.agent.observations import TroubleKind
 from skep.errors import (
     Denied,
     LimitReached,
@@ -14,10 +15,9 @@ from skep.errors import (
     SandboxLost,
     StorageFull,
 )
-from skep.healing.failure import KINDS, Check, FailureKind, ModelKind
+from skep.healing.failure import KINDS, Check, FailureKind, ToolKind
 from skep.healing.naming import name, of_trouble
 from skep.healing.table import TABLE
-from skep.models.failures import FailureKind as ModelFailureKind
 from skep.models.failures import ModelFailure
 
 
@@ -26,8 +26,12 @@ def test_there_is_a_row_for_each_kind_and_for_nothing_else() -> None:
     assert len(set(KINDS)) == len(KINDS)
 
 
-def test_each_way_in_which_a_model_fails_is_a_failure_here() -> None:
-    assert set(get_args(ModelFailureKind)) == set(get_args(ModelKind))
+def test_each_way_in_which_a_tool_fails_is_a_failure_here() -> None:
+    # The two lists are kept apart, since neither of those layers may know the other.
+    told = get_args(TroubleKind)
+    assert set(told) <= set(KINDS)
+    assert [of_trouble(kind, "", "browse").kind for kind in told] == list(told)
+    assert set(get_args(ToolKind)) <= set(told)
 
 
 def test_a_models_failure_keeps_what_is_known_about_it() -> None:
