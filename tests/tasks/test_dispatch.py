@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import insert
@@ -64,6 +65,25 @@ async def test_a_busy_thread_lets_the_next_prompt_wait(worker: Open, hive: Hive,
         gate.open.set()
         assert [(await ended(one.tasks, task)).status for task in (first, second, third)] == ["succeeded"] * 3
     assert gate.begun == ["stay", "other", "second", "third"]
+
+
+async def test_a_prompt_of_a_clock_that_is_behind_waits_for_those_that_were_taken_before(
+    worker: Open, hive: Hive, gate: Gate, database: Database, log: EventLog
+) -> None:
+    behind = Tasks(database, log)
+    behind.ledger.now = lambda: datetime.now(UTC) - timedelta(hours=1)
+    async with worker(gate.carry) as one:
+        first = await one.tasks.submit(hive, "stay", actor="me")
+        await until(lambda: gate.begun == ["stay"])
+        second = await behind.submit(hive, "second", actor="me")
+        other = await one.tasks.submit(hive, "other", thread="cli:other", actor="me")
+        await ended(one.tasks, other)
+        assert gate.begun == ["stay", "other"]
+        gate.open.set()
+        await ended(one.tasks, second)
+        third = await behind.submit(hive, "third", actor="me")
+    assert gate.begun == ["stay", "other", "second"]
+    assert first.created_at < second.created_at < third.created_at
 
 
 async def test_a_busy_thread_can_refuse_the_next_prompt(worker: Open, hive: Hive, hives: Hives, gate: Gate) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import InvalidRequest, NotFound, ThreadBusy
@@ -24,18 +24,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
-def check_prompt(prompt: str) -> str:
+def check_prompt(prompt: str, *, named: str = "prompt") -> str:
     """Return a prompt that can be worked on, or raise InvalidRequest saying what is wrong with it."""
     if not prompt.strip():
-        raise InvalidRequest("the prompt is empty", hint="say what is to be done")
+        raise InvalidRequest(f"the {named} is empty", hint="say what is to be done")
     if found := _CONTROL.search(prompt):
         raise InvalidRequest(
-            f"the prompt has a character that is not text, {found[0]!a} at position {found.start()}",
+            f"the {named} has a character that is not text, {found[0]!a} at position {found.start()}",
             hint="send other than text as an attachment",
         )
     if (size := len(prompt.encode())) > MOST_PROMPT_BYTES:
         raise InvalidRequest(
-            f"the prompt has {size:,} bytes, at most {MOST_PROMPT_BYTES:,} are taken",
+            f"the {named} has {size:,} bytes, at most {MOST_PROMPT_BYTES:,} are taken",
             hint="send long texts as an attachment",
         )
     return prompt
@@ -79,7 +79,8 @@ def new_task(row: dict[str, Any]) -> Task:
 async def enter(connection: AsyncConnection, row: dict[str, Any]) -> None:
     """Put a task that a person asked for in line, as its hive says; ThreadBusy if that takes one at a time."""
     await _require_hive(connection, row["hive_id"])
-    busy = await before_in_thread(connection, row["hive_id"], row["thread"])
+    known = await _line(connection, row["hive_id"], row["thread"])
+    busy = [one.id for one in known if one.status not in ENDED]
     choice: SameThread = row["same_thread"]
     if busy and choice == "reject":
         raise ThreadBusy(
@@ -87,19 +88,27 @@ async def enter(connection: AsyncConnection, row: dict[str, Any]) -> None:
             hint=f"wait for it, or end it with: skep task cancel {busy[-1]}",
         )
     status: Status = "waiting" if busy else "queued"
-    row["status"] = status
+    row |= {"status": status, "created_at": _behind(row["created_at"], known[-1].created_at if known else None)}
     await insert_task(connection, row)
 
 
-async def before_in_thread(connection: AsyncConnection, hive_id: str, thread: str) -> Sequence[str]:
-    """Return the ids of the tasks of a thread that have not ended, oldest first."""
-    statement = (
-        select(tasks.c.id)
-        .where(tasks.c.hive_id == hive_id, tasks.c.thread == thread, tasks.c.parent.is_(None))
-        .where(tasks.c.status.not_in(ENDED))
-        .order_by(tasks.c.created_at, tasks.c.id)
-    )
-    return (await connection.execute(statement)).scalars().all()
+async def _line(connection: AsyncConnection, hive_id: str, thread: str) -> Sequence[Row[str, str, str]]:
+    """Return the tasks of a thread that have not ended, and its latest whatever became of it; oldest first."""
+    same = (tasks.c.hive_id == hive_id, tasks.c.thread == thread, tasks.c.parent.is_(None))
+    latest = select(func.max(tasks.c.created_at)).where(*same).scalar_subquery()
+    told = or_(tasks.c.status.not_in(ENDED), tasks.c.created_at == latest)
+    statement = select(tasks.c.id, tasks.c.status, tasks.c.created_at).where(*same, told)
+    return (await connection.execute(statement.order_by(tasks.c.created_at, tasks.c.id))).all()
+
+
+def _behind(at: str, latest: str | None) -> str:
+    """Return a time that is later than the latest of a thread, in which prompts are carried out in the order of times.
+
+    Clocks of two machines differ, and of two prompts that come at once either may be the first to be taken.
+    """
+    if latest is None or at > latest:
+        return at
+    return write_time(read_time(latest) + timedelta(microseconds=1))
 
 
 async def _require_hive(connection: AsyncConnection, hive_id: str) -> None:

@@ -16,7 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from skep.errors import Conflict, InvalidRequest, LeaseLost
 from skep.sessions.key import check_key as check_thread
 from skep.state.database import Database
-from skep.state.events import Answered, Asked, CancelAsked, Event, Planned, Prompted, Recorded, TaskEnded, TaskForked
+from skep.state.events import (
+    Answered,
+    Asked,
+    CancelAsked,
+    Event,
+    Observed,
+    Planned,
+    Prompted,
+    Recorded,
+    TaskEnded,
+    TaskForked,
+)
 from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
 from skep.state.names import shown
@@ -159,7 +170,9 @@ class Tasks:
             raise InvalidRequest(f"{shown(answer)} is no answer", hint=f"say {' or '.join(asked.choices)}")
         keep = partial(_keep_answer, task, asked)
         try:
-            await self.ledger.append(task, [Answered(call=asked.call, answer=check_prompt(answer))], actor, keep)
+            await self.ledger.append(
+                task, [Answered(call=asked.call, answer=check_prompt(answer, named="answer"))], actor, keep
+            )
         except (IntegrityError, LeaseLost) as error:
             raise _nothing_asked(task) from error
         self.wake()
@@ -170,7 +183,7 @@ class Tasks:
         known = await self.ledger.log.page(
             task.hive_id, task_id=task.id, types=("asked", "answered", "observed"), limit=10_000
         )
-        closed = {one.event.call for one in known if not isinstance(one.event, Asked)}  # type: ignore[union-attr]
+        closed = {one.event.call for one in known if isinstance(one.event, Answered | Observed)}
         for one in reversed(known):
             if isinstance(one.event, Asked) and one.event.call not in closed and call in (None, one.event.call):
                 return one.event
