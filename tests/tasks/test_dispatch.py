@@ -176,6 +176,25 @@ async def test_a_task_that_has_not_begun_is_cancelled_at_once(hive: Hive, databa
     assert await tasks.cancel(task.id, account_id="bees", actor="me") == task
 
 
+async def test_what_follows_a_task_is_done_for_one_that_never_began(
+    worker: Open, hive: Hive, gate: Gate, database: Database, log: EventLog
+) -> None:
+    followed: list[str] = []
+
+    async def job(task: Task, _: Hive) -> None:
+        followed.append(f"{task.prompt} {task.status}")
+
+    tasks = Tasks(database, log)
+    never = await tasks.submit(hive, "never", actor="me")
+    await tasks.cancel(never.id, account_id="bees", actor="me")
+    async with worker(gate.carry, jobs={"job": job}) as one:
+        await until(lambda: followed == ["never cancelled"])
+        await ended(one.tasks, await one.tasks.submit(hive, "second", actor="me"))
+        await until(lambda: len(followed) > 1)
+    assert followed == ["never cancelled", "second succeeded"]
+    assert gate.begun == ["second"]
+
+
 async def test_tasks_go_on_when_the_engine_has_lost_its_tables(
     worker: Open, hive: Hive, gate: Gate, database: Database
 ) -> None:

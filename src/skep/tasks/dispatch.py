@@ -11,7 +11,7 @@ from skep.errors import NotFound
 from skep.state.record import write_time
 from skep.state.schema import tasks
 from skep.tasks.ledger import Ledger
-from skep.tasks.task import OPEN, Task
+from skep.tasks.task import ENDED, OPEN, Task
 from skep.tasks.tasks import cancel
 
 #: Tasks of one account that the engine has at once: enough never to wait for more, and few enough for its tables.
@@ -23,9 +23,10 @@ Enqueue = Callable[[Task], Awaitable[None]]
 class Dispatcher:
     """Tells an engine of the tasks that may run. Several may do so at once: telling twice is harmless."""
 
-    def __init__(self, ledger: Ledger, enqueue: Enqueue) -> None:
+    def __init__(self, ledger: Ledger, enqueue: Enqueue, see_off: Enqueue) -> None:
         self._ledger = ledger
         self._enqueue = enqueue
+        self._see_off = see_off
 
     async def sweep(self) -> int:
         """Bring on whatever can be brought on; return how many tasks the engine was told of."""
@@ -35,6 +36,7 @@ class Dispatcher:
             await self._end_hopeless()
             if await self._promote():
                 told += await self._bring()
+        await self._follow_up()
         return told
 
     async def _bring(self) -> int:
@@ -47,6 +49,14 @@ class Dispatcher:
         if ready:
             await self._mark([task.id for task in ready])
         return len(ready)
+
+    async def _follow_up(self) -> None:
+        """Have done what follows tasks that ended before the engine knew of them: no worker saw their end."""
+        unseen = select(tasks).where(tasks.c.enqueued.is_(False), tasks.c.status.in_(ENDED)).limit(WINDOW)
+        if ended := await self._ledger.select(unseen):
+            for task in ended:
+                await self._see_off(task)
+            await self._mark([task.id for task in ended])
 
     async def _displace(self) -> None:
         """End the tasks that stand before one that does not wait."""

@@ -76,7 +76,7 @@ class Worker:
             follow_up=self._follow_up,
             pace=pace,
         )
-        dispatcher = Dispatcher(self._ledger, self._engine.enqueue)
+        dispatcher = Dispatcher(self._ledger, self._engine.enqueue, self._engine.enqueue_afterwards)
         relief = Relief(self._ledger, self._leases, self._engine, controller.identity)
         try:
             await relief.take_in()
