@@ -114,3 +114,16 @@ def test_a_circuit_says_how_long_it_rests(breakers: Breakers, clock: Clock) -> N
     assert breakers.begin(KEY)
     clock.at += 5
     assert breakers.rests_s(KEY) == 25
+
+
+def test_circuits_that_have_nothing_to_tell_are_forgotten(breakers: Breakers, clock: Clock) -> None:
+    fail(breakers, 4, "tool:a:browse")
+    clock.at += 61
+    for hive in range(2_000):
+        breakers.succeeded(f"tool:{hive}:browse")
+    assert breakers.state("tool:a:browse") == "closed"
+    fail(breakers, 4)
+    clock.at += 20
+    for hive in range(2_000):
+        breakers.succeeded(f"tool:{hive}:use_skill")
+    assert breakers.state(KEY) == "open"

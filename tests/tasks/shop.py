@@ -43,7 +43,9 @@ async def run_command(action: RunCommand, desk: Desk) -> Observation:
 
 
 async def use_skill(action: UseSkill, desk: Desk) -> Observation:
-    """Take plain text, and refuse anything else as a service would."""
+    """Take plain text, and refuse rich text as a service would; `broken` is what it breaks at."""
+    if "broken" in action.arguments:
+        return Trouble(stamp=action.stamp, failure="tool_error", tool="use_skill", message=f"it broke: {action}")
     if action.arguments == ("rich",):
         refused = "status 400: rich text is not accepted"
         return Trouble(stamp=action.stamp, failure="tool_refused", tool="use_skill", message=refused, status=400)

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 from tests.tasks.conftest import until
 from tests.tasks.shop import Shop
 
@@ -13,7 +14,7 @@ from skep.errors import Conflict
 from skep.models.models import Models
 from skep.models.spec import ModelSpec
 from skep.state.database import Database
-from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Planned, Reflected
+from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Observed, Planned, Reflected
 from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
 from skep.tasks.task import Task
@@ -40,6 +41,10 @@ async def carried(worker: Worker, hive: Hive, prompt: str = "do it") -> tuple[Ta
     async with aclosing(worker.tasks.follow(task)) as stream:
         happened = [one.event async for one in stream]
     return await worker.tasks.show(task.id, account_id=hive.account_id), happened
+
+
+def observed(happened: list[Event]) -> list[dict[str, JsonValue]]:
+    return [event.observation for event in happened if isinstance(event, Observed)]
 
 
 def types(happened: list[Event]) -> list[str]:
@@ -88,6 +93,25 @@ async def test_with_healing_off_there_is_one_attempt(shop: Shop, hive: Hive, hiv
         task, happened = await carried(worker, off)
     assert task.status == "failed" and "self-healing is off" not in (task.reply or "")
     assert not [event for event in happened if isinstance(event, Reflected)]
+
+
+async def test_a_tool_that_breaks_in_one_hive_is_left_alone_there_and_nowhere_else(
+    shop: Shop, hive: Hive, hives: Hives
+) -> None:
+    broken = [
+        f"{{when: {{role: work, prompt: break, results: {n}}}, call: {{tool: use_skill, arguments: "
+        f"{{skill: hive/post, script: p, arguments: [broken, '{n}']}}}}}}"
+        for n in range(6)
+    ]
+    well = "{when: {role: work, results: 0}, call: {tool: use_skill, arguments: {skill: hive/post, script: p}}}"
+    script = "turns:\n" + "".join(f" - {turn}\n" for turn in (*broken, well, FINISH))
+    off = await hives.configure("garden", {"self_healing_enabled": False}, account_id="bees", actor="me")
+    other = await hives.create("orchard", account_id="bees", actor="me")
+    async with shop.open(script) as worker:
+        _, there = await carried(worker, off, "break it")
+        _, elsewhere = await carried(worker, other)
+    assert [seen.get("failure") for seen in observed(there)] == ["tool_error"] * 5 + ["circuit_open"]
+    assert [seen["kind"] for seen in observed(elsewhere)] == ["skill_ran"]
 
 
 async def test_a_failure_without_a_remedy_is_told_honestly(shop: Shop, hive: Hive) -> None:

@@ -1,4 +1,4 @@
-"""Leave alone for a while what keeps failing: one circuit for each provider and each tool.
+"""Leave alone for a while what keeps failing: one circuit for each provider, and for each tool of a hive.
 
 closed: calls go through, and the outcomes of the last minute are kept. open: too many failed, nothing is called.
 half-open: the rest is over, and one call may try; it closes the circuit or opens it anew.
@@ -32,6 +32,8 @@ USUAL = Tolerance()
 
 #: Outcomes that are kept of one circuit: a busy one is judged by its latest.
 _MOST_OUTCOMES = 200
+#: From how many circuits on those are forgotten that have nothing to tell any more.
+_MANY_CIRCUITS = 1_000
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _Circuit:
 
 
 class Breakers:
-    """The circuits of one process, by what is called: `provider:openai`, `tool:browse`."""
+    """The circuits of one process, by what is called: `provider:openai`, `tool:hiv_…:browse`."""
 
     def __init__(self, tolerance: Tolerance = USUAL, *, now: Callable[[], float] = time.monotonic) -> None:
         self._tolerance = tolerance
@@ -103,6 +105,8 @@ class Breakers:
                 return probed is None or self._now() - probed >= self._tolerance.rest_s
 
     def _note(self, key: str, *, failed: bool) -> None:
+        if key not in self._circuits and len(self._circuits) >= _MANY_CIRCUITS:
+            self._forget_idle()
         circuit, now = self._circuits.setdefault(key, _Circuit()), self._now()
         circuit.outcomes.append((now, failed))
         if not failed:
@@ -113,3 +117,9 @@ class Breakers:
     def _is_too_much(self, circuit: _Circuit, now: float) -> bool:
         recent = [failed for at, failed in circuit.outcomes if now - at <= self._tolerance.window_s]
         return len(recent) >= self._tolerance.least and sum(recent) >= self._tolerance.share * len(recent)
+
+    def _forget_idle(self) -> None:
+        """Forget the circuits of which nothing was heard for so long that they let a call through anyway."""
+        since = self._now() - max(self._tolerance.window_s, self._tolerance.rest_s)
+        lively = [(key, one) for key, one in self._circuits.items() if one.outcomes and one.outcomes[-1][0] >= since]
+        self._circuits = dict(lively)

@@ -99,7 +99,7 @@ class DurableSteps:
     async def _perform(self, call: Call) -> Observation:
         # The ruling is written while the engine looks whether the act was done before; here it has to be on record.
         await self._run.journal.flush()
-        action, circuit = self._stamped(call.action), f"tool:{call.action.kind}"
+        action, circuit = self._stamped(call.action), self._circuit(call.action)
         if self._was_begun(call) and not self._toolbox.repeatable(action, self._desk):
             return Interrupted(stamp=action.stamp, note=_CUT_OFF)
         if not self._breakers.begin(circuit):
@@ -114,6 +114,10 @@ class DurableSteps:
         else:
             self._breakers.succeeded(circuit)
         return seen
+
+    def _circuit(self, action: Action) -> str:
+        """Name the circuit of a tool: one for each hive, since what breaks it in one tells nothing about another."""
+        return f"tool:{self._run.hive.id}:{action.kind}"
 
     def _stamped(self, action: Action) -> Action:
         """Give an act the key of this life of its task, which is not that of another act before."""
