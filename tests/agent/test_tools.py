@@ -176,7 +176,7 @@ async def test_files_are_written_read_edited_and_listed(bench: Bench) -> None:
     assert isinstance(read, FileRead) and (read.text, read.next) == ("one\n2\n2\nend", None)
     listed = await bench.do("list_files", path="notes")
     assert isinstance(listed, Listed) and [one.path for one in listed.entries] == ["/workspace/notes/a.txt"]
-    assert (await bench.trouble("read_file", path="notes/none")).failure == "tool_error"
+    assert (await bench.trouble("read_file", path="notes/none")).failure == "tool_refused"
 
 
 async def test_a_worker_writes_the_scratchpad_of_its_memory_and_nothing_else_of_the_hive(bench: Bench) -> None:
@@ -194,7 +194,7 @@ async def test_a_worker_writes_the_scratchpad_of_its_memory_and_nothing_else_of_
 
 
 async def test_a_port_is_reachable_by_its_link_once_somebody_listens(bench: Bench) -> None:
-    assert (await bench.trouble("expose_port", port=8123)).failure == "tool_error"
+    assert (await bench.trouble("expose_port", port=8123)).failure == "tool_refused"
     serve = "mkdir -p site && echo honey > site/index.html && cd site && exec python3 -m http.server 8123"
     await bench.do("run_command", command=serve, background=True)
     seen = await bench.do("expose_port", port=8123)

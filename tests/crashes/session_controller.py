@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -35,6 +35,7 @@ from skep.sessions.computer import Computer
 from skep.sessions.computers import Computers, Condition, Held, Mended
 from skep.sessions.ledger import Ledger
 from skep.sessions.session import Session, Status
+from skep.workspace.packages.packages import Installed
 
 #: How long what a dead controller ran may take to end, and how long anything else may take.
 GONE_S = 2.0
@@ -113,6 +114,9 @@ class SteppedComputers:
 
     async def hand_over(self, session: Session) -> None:
         await self._computers.hand_over(session)
+
+    async def install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        return await self._computers.install(session, python=python, node=node)
 
     async def mend(self, session: Session) -> Mended:
         return await self._computers.mend(session)

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from skep.sessions import putting_away
 from skep.sessions.computers import Computers, Condition, Held, Mended
 from skep.sessions.recovery import Pace
 from skep.sessions.session import Session
+from skep.workspace.packages.packages import Installed
 
 
 class Sleepy:
@@ -45,6 +47,9 @@ class Sleepy:
 
     async def hand_over(self, session: Session) -> None:
         await self._computers.hand_over(session)
+
+    async def install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        return await self._computers.install(session, python=python, node=node)
 
     async def mend(self, session: Session) -> Mended:
         return await self._computers.mend(session)

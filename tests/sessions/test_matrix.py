@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from skep.sessions.computers import Computers, Condition, Held, Mended
 from skep.sessions.recovery import Pace
 from skep.sessions.session import Session
 from skep.state.events import RoomReplaced, SessionChanged, WorkspaceRepaired
+from skep.workspace.packages.packages import Installed
 
 
 @pytest.fixture
@@ -147,6 +148,9 @@ class Freezing:
 
     async def hand_over(self, session: Session) -> None:
         await self.computers.hand_over(session)
+
+    async def install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        return await self.computers.install(session, python=python, node=node)
 
     async def mend(self, session: Session) -> Mended:
         return await self.computers.mend(session)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from skep.errors import InvalidRequest
+from skep.workspace.snapshot.indexes import Ecosystem
+from skep.workspace.template.requirement import node_package, python_requirement
 
 Text = Annotated[str, Field(max_length=200_000)]
 Line = Annotated[str, Field(min_length=1, max_length=4_000)]
@@ -115,6 +119,24 @@ class RunTests(_Action):
     timeout_s: Seconds | None = None
 
 
+class InstallPackages(_Action):
+    """Install packages into the workspace for good, as requests or requests>=2.31, or for node as axios@^1.7."""
+
+    kind: Literal["install_packages"] = "install_packages"
+    ecosystem: Ecosystem
+    names: Annotated[tuple[Line, ...], Field(min_length=1, max_length=20)]
+
+    @model_validator(mode="after")
+    def _name_packages_alone(self) -> Self:
+        read = python_requirement if self.ecosystem == "python" else node_package
+        try:
+            for name in self.names:
+                read(name)
+        except InvalidRequest as error:
+            raise ValueError(f"{error.message}; {error.hint}") from error
+        return self
+
+
 class ExposePort(_Action):
     """Make a server that listens in the sandbox reachable for the person, by a link."""
 
@@ -170,6 +192,7 @@ Action: TypeAlias = (
     | EditFile
     | ListFiles
     | RunTests
+    | InstallPackages
     | ExposePort
     | UseSkill
     | Browse

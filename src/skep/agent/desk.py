@@ -21,7 +21,14 @@ Ask = Callable[[AskUser], Awaitable[str]]
 
 #: How long each tool takes at most, unless its caller says otherwise.
 TIMEOUTS: Mapping[str, float] = MappingProxyType(
-    {"run_command": 120.0, "run_python": 120.0, "run_tests": 300.0, "use_skill": 120.0, "browse": 30.0}
+    {
+        "run_command": 120.0,
+        "run_python": 120.0,
+        "run_tests": 300.0,
+        "install_packages": 600.0,
+        "use_skill": 120.0,
+        "browse": 30.0,
+    }
 )
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from skep.agent.actions import Stamp
 from skep.agent.bounds import printable
+from skep.workspace.snapshot.indexes import Ecosystem
 
 #: Why a tool itself failed, as opposed to what it ran.
 TroubleKind = Literal[
@@ -37,6 +38,8 @@ class _Told(BaseModel):
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, dict):
+        return {_whole(name): _whole(one) for name, one in value.items()}
     return tuple(map(_whole, value)) if isinstance(value, list | tuple) else value
 
 
@@ -140,6 +143,15 @@ class TestsRan(_Output):
     skipped: int | None = None
 
 
+class PackagesInstalled(_Observation):
+    """`versions` are those of the packages that are new or changed, what they need included."""
+
+    kind: Literal["packages_installed"] = "packages_installed"
+    ecosystem: Ecosystem
+    versions: dict[str, str]
+    note: str = ""
+
+
 class PortExposed(_Observation):
     kind: Literal["port_exposed"] = "port_exposed"
     port: int
@@ -193,6 +205,7 @@ class Trouble(_Output):
     status: int | None = None
     #: What could be installed against it, and what could be used instead.
     packages: tuple[str, ...] = ()
+    ecosystem: Ecosystem = "python"
     fallback: str | None = None
 
 
@@ -213,6 +226,7 @@ Observation: TypeAlias = (
     | FileEdited
     | Listed
     | TestsRan
+    | PackagesInstalled
     | PortExposed
     | SkillRan
     | PageSeen

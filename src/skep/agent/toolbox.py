@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -15,24 +15,26 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
-from skep.agent.actions import Action, Stamp
+from skep.agent.actions import Action, InstallPackages, Stamp
 from skep.agent.bounds import clip, printable
 from skep.agent.conversation import show
 from skep.agent.desk import Desk
 from skep.agent.observations import Observation, Refused, Trouble, TroubleKind
 from skep.agent.tool import Tool
-from skep.agent.tools import files, port, python, shell, skill, talk, web
+from skep.agent.tools import files, packages, port, python, shell, skill, talk, web
 from skep.errors import (
     Corrupt,
     DatabaseBusy,
     Defect,
     Denied,
+    InvalidRequest,
     LeaseLost,
     SandboxDisabled,
     SandboxLost,
     SkepError,
 )
 from skep.governance.ruling import Asked, Policy, Reach, rule
+from skep.workspace.snapshot.indexes import Ecosystem
 
 #: The most that the arguments of one call may be, as JSON.
 ARGUMENTS_BYTES = 256 << 10
@@ -42,19 +44,30 @@ _ANYTHING = SchemaValidator(core_schema.any_schema())
 
 def every_tool(*, browser: bool) -> tuple[Tool, ...]:
     """Return what a worker has; the browser only where the hive has that role."""
-    tools = (*shell.TOOLS, *python.TOOLS, *files.TOOLS, *port.TOOLS, *skill.TOOLS, *talk.TOOLS)
+    inside = (*shell.TOOLS, *python.TOOLS, *files.TOOLS, *skill.TOOLS)
+    tools = (*inside, *packages.TOOLS, *port.TOOLS, *talk.TOOLS)
     return (*tools, *web.TOOLS) if browser else tools
 
 
 class Toolbox(AbstractToolset[Desk]):
     """The tools that one hive's workers have: `browser` if it has that role, `network` if its sandbox may reach out.
 
+    `listed` are the kinds of packages that come from hosts which a person has listed.
+
     As a toolset of a pydantic-ai agent, whose dependency is a `Desk`, it performs what the usual policy allows alone.
     """
 
-    def __init__(self, tools: Iterable[Tool] | None = None, *, browser: bool = False, network: bool = False) -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool] | None = None,
+        *,
+        browser: bool = False,
+        network: bool = False,
+        listed: Collection[Ecosystem] = (),
+    ) -> None:
         self._tools = {tool.name: tool for tool in (every_tool(browser=browser) if tools is None else tools)}
         self._network = network
+        self._listed = frozenset(listed)
 
     @property
     def id(self) -> str:
@@ -85,9 +98,13 @@ class Toolbox(AbstractToolset[Desk]):
     def asked(self, action: Action) -> Asked:
         """Say what has to be ruled on before an act runs."""
         tool = self._tools[action.kind]
-        reach: Reach = "listed" if tool.network and self._network else tool.reach
         told = action.model_dump_json(exclude={"stamp", "kind"}, exclude_defaults=True)
-        return Asked(tool.name, reach, f"{tool.name} {clip(told, _SUMMARY_CHARS)}")
+        return Asked(tool.name, self._reach(tool, action), f"{tool.name} {clip(told, _SUMMARY_CHARS)}")
+
+    def _reach(self, tool: Tool, action: Action) -> Reach:
+        if isinstance(action, InstallPackages):
+            return "listed" if action.ecosystem in self._listed else tool.reach
+        return "listed" if tool.network and self._network else tool.reach
 
     def repeatable(self, action: Action, desk: Desk) -> bool:
         """Say whether an act may be run again when nobody knows whether it was."""
@@ -170,7 +187,7 @@ def _failure(error: SkepError) -> TroubleKind:
             return "sandbox_disabled"
         case SandboxLost():
             return "sandbox_lost"
-        case Denied():
+        case Denied() | InvalidRequest():
             return "tool_refused"
         case _:
             return "tool_error"

@@ -85,6 +85,12 @@ class Furnished(Workspaces):
             yield workspace
 
 
+def indexes(settings: Settings) -> Indexes:
+    """Return where packages come from."""
+    sources = settings.packages
+    return Indexes(sources.python_index, sources.node_registry, sources.upstreams)
+
+
 class Apiary:
     """The templates, snapshots and workspaces below one home.
 
@@ -94,12 +100,11 @@ class Apiary:
     def __init__(
         self, paths: Paths, settings: Settings, keys: StoreKeys | None = None, *, chooser: Chooser | None = None
     ) -> None:
-        sources = settings.packages
         self.home = paths.home
         self.settings = settings
         self.keys = keys or StoreKeys()
         self.chooser = chooser or Chooser(settings)
-        self.indexes = Indexes(sources.python_index, sources.node_registry, sources.upstreams)
+        self.indexes = indexes(settings)
         self.templates = Templates(paths.home / "templates")
         self.snapshots = Snapshots(paths.home, self.templates, indexes=self.indexes)
         #: More that a process that holds a workspace does when another one asks.
@@ -227,18 +232,20 @@ class Apiary:
         await self.chooser.require(workspaces.show(workspace_id))
         try:
             async with workspaces.hold(workspace_id) as workspace:
-                return await packages.install(
-                    workspace,
-                    python=python,
-                    node=node,
-                    indexes=self.indexes,
-                    cache=self.snapshots.cache,
-                    on_progress=tell,
-                )
+                return await self.install_into(workspace, python=python, node=node, tell=tell)
         except Taken:
             tell("the process that holds the workspace installs them")
             done = await workspaces.act(workspace_id, "install", {"python": list(python), "node": list(node)})
             return Installed(**done)
+
+    async def install_into(
+        self, workspace: Workspace, *, python: Sequence[str], node: Sequence[str], tell: Tell = quiet
+    ) -> Installed:
+        """Install packages into a workspace that the caller holds."""
+        cache = self.snapshots.cache
+        return await packages.install(
+            workspace, python=python, node=node, indexes=self.indexes, cache=cache, on_progress=tell
+        )
 
     async def step_back(self, workspace_id: str) -> Fallback | None:
         """Return a workspace of which folders are missing to its last good state; None if nothing is missing."""

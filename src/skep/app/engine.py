@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from skep.app.apiary import Tell, quiet
+from skep.app.apiary import Tell, indexes, quiet
 from skep.app.choosing import Chooser
 from skep.app.household import Household
 from skep.app.modelling import build_models
 from skep.app.program import Program
 from skep.app.reception import open_sessions
 from skep.config import Environment, Settings
+from skep.governance.ruling import Policy
 from skep.healing.breaker import Breakers
 from skep.models.models import Models
+from skep.sandbox.egress.policy import parse_policy
 from skep.sessions.controller import host_name
 from skep.sessions.putting_away import stop_all
 from skep.sessions.sessions import Sessions
@@ -65,6 +67,8 @@ async def open_engine(
             approval_timeout_s=settings.policy.approval_timeout_s,
             command_timeout_s=settings.sandbox.limits.command_timeout_s,
             network=bool(settings.policy.allowed_hosts),
+            listed=indexes(settings).listed(parse_policy(settings.policy.allowed_hosts)),
+            policy=Policy(may_reach_out=frozenset(settings.policy.may_reach_out)),
             flags=partial(_flags, program),
             breakers=breakers,
         )

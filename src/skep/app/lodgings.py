@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +21,7 @@ from skep.sessions.session import Session
 from skep.state.hives import Hive
 from skep.workspace.door import NobodyHome, call
 from skep.workspace.manifest import Manifest, Shown
+from skep.workspace.packages.packages import Installed
 from skep.workspace.workspace import Workspace
 
 FindHive = Callable[[Session], Awaitable[Hive]]
@@ -66,6 +67,8 @@ class Lodgings:
         self._extras = extras or Extras()
         #: By hive. Nothing changes of what they are made of.
         self._households: dict[str, Household] = {}
+        #: The workspaces in this process's hands, by their ids.
+        self._held: dict[str, Workspace] = {}
         #: When a sandbox that has not got the extras was first found in the way.
         self._blocked_at: float | None = None
         #: What was begun because somebody asked for a workspace, by its id.
@@ -128,7 +131,11 @@ class Lodgings:
             _check_labels(session, workspace.manifest)
             if workspace.manifest.shown != shown:  # the home has moved, or it came from elsewhere
                 await workspace.amend(shown=shown)
-            yield workspace
+            self._held[session.id] = workspace
+            try:
+                yield workspace
+            finally:
+                del self._held[session.id]
 
     @asynccontextmanager
     async def join(self, session: Session) -> AsyncIterator[Sandbox]:
@@ -149,6 +156,11 @@ class Lodgings:
     async def hand_over(self, session: Session) -> None:
         with suppress(NobodyHome):
             await call(self.apiary.workspaces.register.path(session.id), {"act": "leave"})
+
+    async def install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        if (held := self._held.get(session.id)) is not None:  # then it ends when whoever asked for it is cancelled
+            return await self.apiary.install_into(held, python=python, node=node, tell=self._tell)
+        return await self.apiary.install(session.id, python=python, node=node, tell=self._tell)
 
     async def mend(self, session: Session) -> Mended:
         """Repair from the manifest and the snapshot, else return to a checkpoint, else to an archive."""

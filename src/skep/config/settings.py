@@ -309,6 +309,8 @@ class PolicySettings(Section):
     """What sandboxes may reach: example.org, *.example.org, host:8443, or the sets pypi, npm, debian and github."""
     upstreams: Annotated[dict[str, str], AfterValidator(_check_upstreams)] = Field(default_factory=dict)
     """Addresses for allowed hosts that are not looked up, such as a service of your own: {"host": "10.1.2.3:8080"}."""
+    may_reach_out: tuple[Literal["expose_port", "install_packages"], ...] = Field(default=(), strict=False)
+    """Acts beyond the sandbox that need no approval: expose_port, install_packages."""
     approval_timeout_s: int = Field(default=3600, ge=1, le=2_592_000)
     """Seconds an act waits for a person's approval before it counts as denied."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: How far an act goes: it stays in the sandbox, it may reach hosts that a person has listed, it reaches further, or it
-#: speaks to the person.
+#: How far an act goes: it stays in the sandbox, it reaches at most hosts that a person has listed, it reaches further,
+#: or it speaks to the person.
 Reach = Literal["inside", "listed", "outside", "person"]
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -47,7 +47,7 @@ def rule(asked: Asked, policy: Policy) -> Ruling:
         case "inside":
             return Ruling("allow", "it stays inside the sandbox")
         case "listed":
-            return Ruling("allow", "it stays inside the sandbox, which reaches no hosts but those that are listed")
+            return Ruling("allow", "it reaches no hosts but those that are listed")
         case "person":
             return Ruling("allow", "it only speaks to the person")
         case "outside" if asked.tool in policy.may_reach_out:

@@ -58,6 +58,7 @@ class Failure:
     check: Check | None = None
     #: What could be installed against it, and the tool that could be used instead.
     packages: tuple[str, ...] = ()
+    ecosystem: str = "python"
     fallback: str | None = None
     #: What whoever raised it advises.
     hint: str | None = None

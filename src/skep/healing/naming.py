@@ -49,9 +49,11 @@ def of_trouble(
     tool: str,
     *,
     packages: Sequence[str] = (),
+    ecosystem: str = "python",
     fallback: str | None = None,
     check: Check | None = None,
 ) -> Failure:
     """Name what a tool reports about itself; a name that is not known is a failure of the tool."""
     kind: FailureKind = failure if failure in KINDS else "tool_error"
-    return Failure(kind, message, tool=tool, packages=tuple(packages), fallback=fallback, check=check)
+    wanted = tuple(packages)
+    return Failure(kind, message, tool=tool, packages=wanted, ecosystem=ecosystem, fallback=fallback, check=check)

@@ -108,10 +108,11 @@ class Compact(_Remedy):
 
 @dataclass(frozen=True, slots=True)
 class OfferInstall(_Remedy):
-    """Tell the worker what is missing and that it can be installed."""
+    """Tell the worker what is missing, and the call that installs it."""
 
     rule = "missing_package"
     packages: tuple[str, ...]
+    ecosystem: str = "python"
 
     @property
     def detail(self) -> str:

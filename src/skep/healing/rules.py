@@ -157,8 +157,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "missing_package",
         ("missing_package",),
-        "a package that is not installed, the first time: offer to install it",
+        "a package that is not installed, the first time: name the call of install_packages that installs it",
         lambda case: bool(set(case.failure.packages) - case.history.offered),
-        lambda case: OfferInstall(case.failure.packages),
+        lambda case: OfferInstall(case.failure.packages, case.failure.ecosystem),
     ),
 )

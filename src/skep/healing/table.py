@@ -123,7 +123,7 @@ TABLE: Mapping[FailureKind, Row] = MappingProxyType(
             "a program needs a package that is not installed",
             (1, 2, 3),
             "A package that the work needs is not installed.",
-            "Install it (`skep workspace install`), or add it to the hive's template.",
+            "Allow it to be installed, do it by `skep workspace install`, or add it to the hive's template.",
         ),
         "empty_result": Row(
             "a tool comes back with nothing",

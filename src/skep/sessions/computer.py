@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from skep.errors import SandboxDisabled
+from skep.errors import SandboxDisabled, Unavailable
 from skep.sandbox.files import Files
 from skep.sandbox.sandbox import Command, Execution, Job, Process, Sandbox, Size, User
 from skep.sandbox.shell import Shell
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skep.sandbox.limits import CommandLimits
     from skep.sandbox.ports import Exposure
     from skep.sandbox.results import Cell, Language
+    from skep.workspace.packages.packages import Installed
 
 Kind = Literal["shell", "context"]
 #: Raises Denied, after it was recorded, unless the caller may use the session for this act.
@@ -26,15 +27,28 @@ Check = Callable[[str], Awaitable[None]]
 Open = Callable[[Live, Kind, str], Awaitable[bool]]
 
 
+class Install(Protocol):
+    """Installs packages into the workspace of a computer."""
+
+    async def __call__(self, *, python: Sequence[str], node: Sequence[str]) -> Installed: ...
+
+
 class Computer:
     """What a caller may do with a session. `down` says why there is no sandbox, if there is none."""
 
     def __init__(
-        self, live: Live | None, check: Check, open_room: Open, *, down: str | SandboxDisabled | None = None
+        self,
+        live: Live | None,
+        check: Check,
+        open_room: Open,
+        *,
+        install: Install | None = None,
+        down: str | SandboxDisabled | None = None,
     ) -> None:
         self._live = live
         self._check = check
         self._open_room = open_room
+        self._install = install
         self.down = down.message if isinstance(down, SandboxDisabled) else down
         self._hint = down.hint if isinstance(down, SandboxDisabled) else "it comes back by itself; try later"
 
@@ -91,6 +105,16 @@ class Computer:
                 (await live.sandbox.connect(port)).close()
                 known = live.exposures[port] = await live.sandbox.expose(port)
             return known
+
+    async def install(self, *, python: Sequence[str] = (), node: Sequence[str] = ()) -> Installed:
+        """Install packages into the workspace for good; see `skep.workspace.packages`. If it fails nothing has changed.
+
+        What runs inside goes on. Meanwhile the session counts as busy.
+        """
+        async with self._used("install"):
+            if self._install is None:
+                raise Unavailable("packages cannot be installed into this workspace", hint="do without")
+            return await self._install(python=python, node=node)
 
     @asynccontextmanager
     async def files(self) -> AsyncIterator[Files]:

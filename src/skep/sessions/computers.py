@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from skep.sandbox.sandbox import Sandbox
 from skep.sessions.session import Session
+
+if TYPE_CHECKING:
+    from skep.workspace.packages.packages import Installed
 
 Condition = Literal["ready", "half-made", "damaged", "missing"]
 
@@ -50,6 +54,9 @@ class Computers(Protocol):
 
     async def hand_over(self, session: Session) -> None:
         """Ask the process of this host that has the workspace to stop its sandbox and let it go."""
+
+    async def install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        """Install packages into the workspace, here or in the process of this host that has it."""
 
     async def mend(self, session: Session) -> Mended:
         """Repair the workspace from its template, its manifest and its last good state."""

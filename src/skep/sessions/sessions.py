@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from skep.errors import Denied, SandboxDisabled, SandboxLost, Unavailable, WorkspaceBusy
 from skep.sandbox.sandbox import Sandbox
@@ -20,8 +21,11 @@ from skep.sessions.live import Live
 from skep.sessions.outages import TRY_AGAIN, Outage, Outages
 from skep.sessions.recovery import Pace, Recovery
 from skep.sessions.session import Session
-from skep.state.events import AccessDenied, RoomReplaced
+from skep.state.events import AccessDenied, PackagesInstalled, RoomReplaced
 from skep.state.hives import Hive
+
+if TYPE_CHECKING:
+    from skep.workspace.packages.packages import Installed
 
 T = TypeVar("T")
 #: Says why a hive may have no sandbox at all, None if it may.
@@ -238,7 +242,12 @@ class Sessions:
                     if live.session.status == "paused":
                         await self._wake(live)
 
-        return Computer(live, check, self._open_room, down=down)
+        return Computer(live, check, self._open_room, install=partial(self._install, session), down=down)
+
+    async def _install(self, session: Session, *, python: Sequence[str], node: Sequence[str]) -> Installed:
+        done = await self.computers.install(session, python=python, node=node)
+        await self.ledger.remark(session, PackagesInstalled(python=tuple(python), node=tuple(node)))
+        return done
 
     async def _open_room(self, live: Live, kind: Kind, name: str) -> bool:
         """Take note of a shell or a context that is opened; say whether it takes the place of one that is gone."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -67,10 +68,7 @@ _KEPT_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a task is carried with. `options` is asked anew for each failure, with the seconds that are left.
-
-    `network`: packages can be fetched from inside the sandbox.
-    """
+    """What a task is carried with. `options` is asked anew for each failure, with the seconds that are left."""
 
     thinker: Thinker
     steps: Steps
@@ -80,7 +78,6 @@ class Means:
     limits: Limits
     confidence: float
     options: Callable[[float | None], Options]
-    network: bool = False
 
 
 class Supervisor:
@@ -169,6 +166,7 @@ class Supervisor:
                     seen.message,
                     seen.tool,
                     packages=seen.packages,
+                    ecosystem=seen.ecosystem,
                     fallback=seen.fallback,
                     check=check_of(seen.model_dump(mode="json")),
                 )
@@ -217,19 +215,12 @@ class Supervisor:
                 )
             case Compact():
                 talk.compact()
-            case OfferInstall(packages=packages):
-                talk.say(self._offer(" ".join(packages)))
+            case OfferInstall(packages=packages, ecosystem=ecosystem):
+                talk.say(_offer(packages, ecosystem))
             case Reflect():
                 await self._reflect(failure)
             case _:
                 assert_never(remedy)
-
-    def _offer(self, packages: str) -> str:
-        how = f"run: pip install {packages}"
-        if not self._means.network:
-            hive = self._run.hive.name
-            how = f"ask the person (ask_user) to run: skep workspace install {hive} {packages}"
-        return f"Not installed: {packages}. If you need it, {how}. Else do without."
 
     async def _wait(self, seconds: float) -> None:
         """Wait as long as was decided, counted from when that was put on record: a worker may have died meanwhile."""
@@ -292,6 +283,14 @@ class Supervisor:
             tokens=meter.tokens,
             before=before,
         )
+
+
+def _offer(packages: Sequence[str], ecosystem: str) -> str:
+    call = json.dumps({"ecosystem": ecosystem, "names": list(packages)})
+    return (
+        f"Not installed: {', '.join(packages)}. If you need it, and it is not a file of your own, call "
+        f"install_packages with {call}. Else do without."
+    )
 
 
 def _healed_key(attempt: int) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from skep.agent.toolbox import Toolbox
     from skep.models.models import Models
     from skep.sessions.computer import Computer
+    from skep.workspace.snapshot.indexes import Ecosystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class Workshop:
     """What a worker works with, put together by the program.
 
     `host` is what this machine is called, `flags` says which flags of a hive are in effect, `network` whether its
-    sandboxes may reach out, `confidence` is the least with which an answer is taken as it is, and `jobs` are done when
-    a task has ended. `command_timeout_s` is for commands and code that do not ask for a time of their own. `breakers`
-    should be those that `models` asks too.
+    sandboxes may reach out, `listed` which packages come from hosts that a person has listed, `confidence` is the least
+    with which an answer is taken as it is, and `jobs` are done when a task has ended. `command_timeout_s` is for
+    commands and code that do not ask for a time of their own. `breakers` should be those that `models` asks too.
     """
 
     database: Database
@@ -103,6 +104,7 @@ class Workshop:
     approval_timeout_s: float = 3600.0
     command_timeout_s: float = 30.0
     network: bool = False
+    listed: frozenset[Ecosystem] = frozenset()
     policy: Policy = field(default_factory=Policy)
     flags: Callable[[Hive], Awaitable[Flags]] = as_set
     breakers: Breakers = field(default_factory=Breakers)
@@ -162,7 +164,7 @@ class _Bench:
         from skep.tasks.supervise import Means, Supervisor
 
         shop, run, thinker, meter = self._shop, matter.run, matter.thinker, matter.meter
-        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(run.hive, network=shop.network)
+        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(run.hive, shop)
         questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
         instructions = worker_instructions(run.hive, matter.memory)
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
@@ -171,7 +173,7 @@ class _Bench:
                 run, thinker, toolbox, desk, questions=questions, breakers=shop.breakers, policy=shop.policy
             )
             limits, least = shop.bounds.limits(), shop.confidence
-            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options, network=shop.network)
+            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options)
             return await Supervisor(run, talk, means).carry()
 
     @asynccontextmanager
@@ -220,10 +222,10 @@ class _Bench:
             await append_trajectory(self._ledger, self._shop.household(hive).folder, task, hive)
 
 
-def _usual_tools(hive: Hive, *, network: bool) -> Toolbox:
+def _usual_tools(hive: Hive, shop: Workshop) -> Toolbox:
     from skep.agent.toolbox import Toolbox
 
-    return Toolbox(browser=hive.upkeep.browser, network=network)
+    return Toolbox(browser=hive.upkeep.browser, network=shop.network, listed=shop.listed)
 
 
 @asynccontextmanager

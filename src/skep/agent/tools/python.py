@@ -9,7 +9,8 @@ from skep.agent.bounds import clip, keep
 from skep.agent.desk import Desk
 from skep.agent.observations import CellRan, Observation
 from skep.agent.tool import Tool
-from skep.agent.tools.printed import missing_packages, trouble
+from skep.agent.tools.printed import trouble
+from skep.agent.tools.shortfall import lacking
 from skep.sandbox.results import Cell, Result
 from skep.sessions.computer import Computer
 
@@ -27,10 +28,10 @@ async def run_python(action: RunPython, desk: Desk) -> Observation:
     told = asdict(await keep(computer, action.stamp.call, cell.stdout, cell.stderr, cut=cell.truncated))
     if cell.outcome == "timeout" and action.timeout_s is None:
         return trouble(action, "tool_timeout", f"it was not done within {usual_s:g} s: {cell.note}", **told)
+    missing = cell.error.message if cell.error and cell.error.name == "ModuleNotFoundError" else ""
+    if (lack := lacking(action, missing, **told)) is not None:
+        return lack
     error = f"{cell.error.traceback or cell.error.name}\n{cell.error.message}" if cell.error else ""
-    if cell.error and cell.error.name == "ModuleNotFoundError" and (packages := missing_packages(cell.error.message)):
-        message = f"a package is missing: {', '.join(packages)}"
-        return trouble(action, "missing_package", message, packages=packages, **told)
     return CellRan(
         stamp=action.stamp,
         outcome=cell.outcome,

@@ -14,7 +14,8 @@ from skep.agent.desk import Desk
 from skep.agent.observations import CommandEnded, CommandPolled, CommandStarted, Observation, TestsRan
 from skep.agent.tool import Tool
 from skep.agent.tools.paths import within
-from skep.agent.tools.printed import failed_by_itself, printed
+from skep.agent.tools.printed import printed
+from skep.agent.tools.shortfall import failed_by_itself
 from skep.sandbox.sandbox import Job
 
 #: How long the last words of a command that has ended are waited for, and the end of one that was killed.

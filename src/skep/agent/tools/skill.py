@@ -15,7 +15,8 @@ from skep.agent.observations import Observation, SkillRan
 from skep.agent.skillfile import Skill, find_skill
 from skep.agent.tool import Tool
 from skep.agent.tools.paths import HIVE, HOME
-from skep.agent.tools.printed import failed_by_itself, printed, trouble
+from skep.agent.tools.printed import printed, trouble
+from skep.agent.tools.shortfall import failed_by_itself
 from skep.errors import InvalidRequest, SkepError
 
 if TYPE_CHECKING:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 from skep.errors import InvalidRequest
 from skep.sandbox.egress.network import Event, Network
-from skep.sandbox.egress.policy import normal_host
+from skep.sandbox.egress.policy import Policy, normal_host, parse_policy
+
+Ecosystem = Literal["python", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,20 @@ class Indexes:
 
     def network(self, on_event: Callable[[Event], None] | None = None) -> Network:
         """Return the network of a sandbox that may reach these indexes alone."""
-        python = "pypi" if self.python_index is None else _host(self.python_index)
-        node = "npm" if self.node_registry is None else _host(self.node_registry)
-        return Network.to(python, node, *self.upstreams, upstreams=self.upstreams, on_event=on_event)
+        sources = self.sources.values()
+        return Network.to(*sources, *self.upstreams, upstreams=self.upstreams, on_event=on_event)
+
+    @property
+    def sources(self) -> dict[Ecosystem, str]:
+        """Where each kind of packages comes from, as an entry of an allow-list."""
+        return {
+            "python": "pypi" if self.python_index is None else _host(self.python_index),
+            "node": "npm" if self.node_registry is None else _host(self.node_registry),
+        }
+
+    def listed(self, allowed: Policy) -> frozenset[Ecosystem]:
+        """Return the kinds of packages that come from hosts which an allow-list covers."""
+        return frozenset(kind for kind, source in self.sources.items() if _covers(allowed, parse_policy([source])))
 
     def python_flags(self) -> tuple[str, ...]:
         """Return what uv is told."""
@@ -41,6 +55,10 @@ class Indexes:
     def node_flags(self) -> tuple[str, ...]:
         """Return what npm is told."""
         return () if self.node_registry is None else ("--registry", self.node_registry)
+
+
+def _covers(allowed: Policy, wanted: Policy) -> bool:
+    return all(any(allowed.allows(rule.host, port) for port in rule.ports) for rule in wanted.rules)
 
 
 def _host(url: str) -> str:
