@@ -90,5 +90,25 @@ def test_the_server_says_that_it_lives_and_can_work(served: Served) -> None:
     with served.client() as nobody:
         assert nobody.get("/healthz").json() == {"status": "ok"}
         assert nobody.head("/healthz").status_code == 200
-        assert nobody.get("/readyz").json() == {"ready": True, "checks": {"database": "ok", "engine": "ok"}}
+        assert nobody.get("/readyz").json() == {
+            "ready": True,
+            "checks": {"database": "ok", "worker": "ok", "sessions": "ok"},
+        }
         assert nobody.get("/api/openapi.json").json()["info"]["title"] == "Skep"
+
+
+def test_a_server_whose_database_is_taken_away_lives_and_is_not_ready(served: Served) -> None:
+    file = served.home.state / "skep.db"
+    aside = file.rename(file.with_name("aside.db"))
+    try:
+        with served.client() as nobody:
+            told = nobody.get("/readyz")
+            assert (told.status_code, told.json()["ready"]) == (503, False)
+            assert told.json()["checks"]["database"] == "the file of the database was removed or replaced"
+            assert str(served.home.folder) not in told.text
+            assert nobody.get("/healthz").status_code == 200
+            aside.rename(file)
+            assert nobody.get("/readyz").status_code == 200
+    finally:
+        if aside.exists():
+            aside.rename(file)

@@ -15,6 +15,7 @@ from skep.errors import SandboxDisabled
 from skep.sessions import putting_away
 from skep.sessions.controller import Controller, host_name
 from skep.sessions.ledger import ACTOR, Ledger
+from skep.sessions.loops import Loops
 from skep.sessions.outages import Outages
 from skep.sessions.reaper import Reaper
 from skep.sessions.session import Session
@@ -58,12 +59,8 @@ async def open_sessions(
 @asynccontextmanager
 async def _looked_after(program: Program, sessions: Sessions) -> AsyncIterator[None]:
     reaper = Reaper(sessions, program.hives, program.leases)
-    rounds = asyncio.create_task(reaper.run(), name="skep reaper")
-    try:
+    async with Loops().kept({"the reaper": reaper.run}):
         yield
-    finally:
-        rounds.cancel()
-        await asyncio.wait([rounds])
 
 
 def _sessions(

@@ -13,7 +13,6 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import uvicorn
-from sqlalchemy import text
 from sse_starlette.sse import AppStatus
 
 from skep import __version__
@@ -22,9 +21,10 @@ from skep.app.apiary import Tell
 from skep.app.engine import Engine, open_engine
 from skep.app.presence import Post, Server
 from skep.app.program import Program, open_program
+from skep.app.readiness import checks
 from skep.config import Environment, Settings
 from skep.config.secrets import mask_text
-from skep.errors import Conflict, Denied, InvalidRequest, Unavailable
+from skep.errors import Conflict, Denied, InvalidRequest
 from skep.gateway.api import build
 from skep.gateway.door import Door
 from skep.gateway.tokens import MAIN, Tokens
@@ -66,20 +66,12 @@ def _begin(post: Post, server: Server, began: Callable[[Server], None]) -> None:
 def _door(program: Program, environment: Environment, engine: Engine) -> Door:
     secrets = environment.secrets
 
-    async def database() -> None:
-        async with program.database.read() as connection:
-            await connection.execute(text("SELECT 1"))
-
-    async def working() -> None:
-        if engine.sessions.ledger.lost.is_set():
-            raise Unavailable("another process has taken over what this one held")
-
     return Door(
         tasks=engine.worker.tasks,
         hives=program.hives,
         sessions=engine.sessions,
         tokens=Tokens(program.paths.home / "keys"),
-        checks={"database": database, "engine": working},
+        checks=checks(program.database, engine),
         accept=lambda: engine.models.choose("work"),
         mask=lambda said: mask_text(said, secrets),
     )

@@ -36,7 +36,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Say whether the server can work", responses={503: {"model": Readiness}})
 async def readyz(door: AtDoor, response: Response) -> Readiness:
-    """Look at the database and at the engine of tasks."""
+    """Look at the database, at the worker that carries tasks, and at the sessions in which it works."""
     found = {name: await _verdict(check, door.mask) for name, check in door.checks.items()}
     ready = not door.closing.is_set() and all(verdict == "ok" for verdict in found.values())
     response.status_code = 200 if ready else 503

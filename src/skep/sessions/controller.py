@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep.errors import Defect, LeaseLost, Unavailable
+from skep.errors import Defect, LeaseLost, SkepError, Unavailable
 from skep.state.leases import Lease, Leases
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ class Controller:
 
     def __init__(self, leases: Leases, identity: Identity, lease: Lease, *, ttl_s: float = TTL_S) -> None:
         self._leases = leases
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self.identity = identity
         self.lease = lease
         #: Set when another process may have taken over what this one held.
         self.lost = asyncio.Event()
+        self._renewed = time.monotonic()
         self._beating = asyncio.create_task(self._beat(), name="skep controller")
 
     @classmethod
@@ -101,6 +103,14 @@ class Controller:
         """Raise LeaseLost if another may have taken this process for dead; see `Leases.guard`."""
         await self._leases.guard(connection, self.lease)
 
+    def check(self) -> None:
+        """Raise Unavailable if others may take this process for dead."""
+        if self.lost.is_set() or self._beating.done():
+            raise Unavailable("another process has taken over what this one held", hint="start the process anew")
+        silent_s = time.monotonic() - self._renewed
+        if silent_s > self.ttl_s:
+            raise Unavailable(f"others have not heard of this process for {silent_s:.0f} s", hint="see to the database")
+
     async def stop(self) -> None:
         """Say that this process runs nothing any more."""
         self._beating.cancel()
@@ -109,14 +119,15 @@ class Controller:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._ttl_s * _BEAT)
+            await asyncio.sleep(self.ttl_s * _BEAT)
             try:
-                self.lease = await self._leases.renew(self.lease, self._ttl_s)
+                self.lease = await self._leases.renew(self.lease, self.ttl_s)
             except LeaseLost:
                 self.lost.set()
                 return
-            except Unavailable:
-                continue  # a database that is busy or away for a moment; the next beat may be in time
+            except SkepError:
+                continue  # a database that is busy, full or away for a moment; the next beat may be in time
+            self._renewed = time.monotonic()
 
 
 def host_name(home: Path) -> str:

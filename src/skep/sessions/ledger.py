@@ -125,6 +125,10 @@ class Ledger(Roll):
     def controller(self) -> str:
         return self._controller.name
 
+    def check(self) -> None:
+        """Raise Unavailable if others may take this process for dead."""
+        self._controller.check()
+
     async def is_orphan(self, session: Session) -> bool:
         """Say whether the controller of a session is gone."""
         async with self._database.read() as connection:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TypeVar
+from functools import partial
 
 import structlog
 from sqlalchemy import select
 
 from skep.errors import LeaseLost, NotFound, SkepError, Unavailable
 from skep.sessions.controller import TTL_S, Controller
+from skep.sessions.loops import Loop, Loops
 from skep.state.database import Database
 from skep.state.events import Replied
 from skep.state.hives import Hives
@@ -34,8 +35,9 @@ _CANCEL_S = 0.5
 #: How long what is to end may take before it is told again.
 _INSIST_S = 5.0
 _AGAIN_S = 0.5
+#: The loops, by what they are for.
+_DISPATCH, _RELIEF, _CANCEL = "the dispatch of tasks", "the relief of dead workers", "the watch for cancelled tasks"
 
-T = TypeVar("T")
 #: Carries one task to its outcome.
 Carry = Callable[[Run], Awaitable[Outcome]]
 
@@ -66,9 +68,16 @@ class Worker:
         """The ids of the tasks that this process works on."""
         return tuple(self._running)
 
+    def check(self) -> None:
+        """Raise Unavailable, in words that anybody may read, if tasks are not worked on here."""
+        self._controller.check()
+        self._loops.check()
+        self._engine.check()
+
     @asynccontextmanager
     async def _open(self, controller: Controller, pace: Pace) -> AsyncIterator[None]:
-        self._name = controller.name
+        self._controller, self._name = controller, controller.name
+        self._loops = Loops(stall_s=controller.ttl_s)
         self._engine = await Engine.start(
             self._ledger.database.location,
             controller.name,
@@ -80,14 +89,13 @@ class Worker:
         relief = Relief(self._ledger, self._leases, self._engine, controller.identity)
         try:
             await relief.take_in()
-            loops = (self._dispatch(dispatcher), self._relieve(relief), self._watch())
-            looking = [asyncio.create_task(loop, name="skep worker") for loop in loops]
-            try:
+            loops: dict[str, Loop] = {
+                _DISPATCH: partial(self._dispatch, dispatcher),
+                _RELIEF: partial(self._relieve, relief),
+                _CANCEL: self._watch,
+            }
+            async with self._loops.kept(loops):
                 yield
-            finally:
-                for loop in looking:
-                    loop.cancel()
-                await asyncio.wait(looking)
         finally:
             await self._suspend()
             await self._engine.close()
@@ -96,16 +104,16 @@ class Worker:
         """Bring tasks to the engine whenever there may be some."""
         while True:
             self._due.clear()
-            while (await self._try(dispatcher.sweep()) or 0) >= WINDOW:
+            while (await self._loops.attempt(_DISPATCH, dispatcher.sweep()) or 0) >= WINDOW:
                 pass  # there may be more
-            await self._try(self._cancel_unwanted())
+            await self._loops.attempt(_CANCEL, self._cancel_unwanted())
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._due.wait()
 
     async def _relieve(self, relief: Relief) -> None:
         while True:
-            if left := await self._try(relief.sweep()):
+            if left := await self._loops.attempt(_RELIEF, relief.sweep()):
                 self._log.info("tasks_taken_over", number=left)
             await asyncio.sleep(LOOK_S)
 
@@ -114,18 +122,9 @@ class Worker:
         while True:
             await asyncio.sleep(_CANCEL_S)
             if self._running:
-                await self._try(self._cancel_unwanted())
-
-    async def _try(self, work: Awaitable[T]) -> T | None:
-        """Do one round of what goes on for ever: a database that is away for a while must not end it."""
-        # The outcome is a value here: whatever went wrong, the next round may go well.
-        (outcome,) = await asyncio.gather(work, return_exceptions=True)
-        if isinstance(outcome, asyncio.CancelledError):
-            raise outcome
-        if isinstance(outcome, BaseException):
-            self._log.warning("worker_round_failed", error=str(outcome), exc_info=_unforeseen(outcome))
-            return None
-        return outcome
+                await self._loops.attempt(_CANCEL, self._cancel_unwanted())
+            else:
+                self._loops.went_well(_CANCEL)
 
     async def _cancel_unwanted(self) -> None:
         for task in await self._ledger.select(held_by(self._name, "cancelling")):
@@ -258,10 +257,6 @@ class Worker:
             scope.cancel()
         if scopes:
             await asyncio.wait(scopes)
-
-
-def _unforeseen(error: BaseException) -> BaseException | None:
-    return None if isinstance(error, SkepError) else error
 
 
 def _reply(outcome: Outcome) -> Replied:
