@@ -8,7 +8,6 @@ anew, and does not do again what it may have done.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
@@ -19,18 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skep.errors import Conflict, LeaseLost, NotFound, Unavailable
 from skep.state.failures import translated
 from skep.state.location import Location
+from skep.tasks.queues import AFTERWARDS, LOOK_S, PROMPTS, WORK, Listeners
 from skep.tasks.task import Task
 
 if TYPE_CHECKING:
-    from dbos import DBOSConfig
+    from dbos import DBOS, DBOSConfig
+    from dbos._queue import Queue
     from sqlalchemy import Engine as SyncEngine
 
 #: The form of the workflows: a task that was begun under another is not gone on with by this program.
 VERSION = "1"
 SCHEMA = "skep_dbos"
-PROMPTS, WORK, AFTERWARDS = "skep-prompts", "skep-work", "skep-afterwards"
-#: How often each queue is looked at: someone waits at the first, and nobody at the last.
-_QUEUES = {PROMPTS: 0.03, WORK: 0.2, AFTERWARDS: 0.5}
 #: Threads for what DBOS does with its database, and for whatever else this process leaves to threads.
 _THREADS = 64
 _TASK, _JOBS = "skep-task", "skep-jobs"
@@ -67,6 +65,7 @@ class Engine:
         self.follow_up = follow_up
         #: The workflows that run, each in a task of the loop that DBOS made.
         self._workflows: set[asyncio.Task[Any]] = set()
+        self._listeners = Listeners()
 
     @classmethod
     async def start(cls, location: Location, executor: str, *, carry: Run, follow_up: Run, pace: Pace) -> Engine:
@@ -77,7 +76,7 @@ class Engine:
         _engine = engine = cls(location, executor, carry, follow_up)
         try:
             with translated(location):
-                await _launch(location, executor, pace)
+                await _launch(location, executor, pace, engine._listeners)
         except BaseException:
             await engine.close()
             raise
@@ -87,7 +86,12 @@ class Engine:
         """Take note of the task in which a workflow runs, to end it with the engine."""
         if (task := asyncio.current_task()) is not None:
             self._workflows.add(task)
-            task.add_done_callback(self._workflows.discard)
+            task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        """Take note that a workflow is over: there is room for another."""
+        self._workflows.discard(task)
+        self._listeners.ring()
 
     async def enqueue(self, task: Task) -> None:
         """Put a task in line; harmless if it is."""
@@ -115,6 +119,7 @@ class Engine:
                 }
             )
         )
+        self._listeners.ring(queue)
 
     async def _fork(self, task: Task, queue: str) -> None:
         from dbos import DBOS, SetWorkflowID
@@ -134,6 +139,7 @@ class Engine:
             )
             with translated(self._place):
                 await forking
+        self._listeners.ring(queue)
 
     async def step(self, name: str, body: Callable[[], Awaitable[Any]]) -> Any:
         """Do something once: when a task is gone on with elsewhere, its result is there. JSON in any case.
@@ -153,7 +159,7 @@ class Engine:
         from dbos import DBOS
 
         found = await self._apart(
-            DBOS.list_workflows_async(status="PENDING", queue_name=list(_QUEUES), load_input=False, load_output=False)
+            DBOS.list_workflows_async(status="PENDING", queue_name=list(LOOK_S), load_input=False, load_output=False)
         )
         return [
             Abandoned(one.workflow_id, one.executor_id or "", one.queue_name or PROMPTS)
@@ -171,8 +177,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise Unavailable unless DBOS looks for work. That its tables answer is seen by whoever asks it for work."""
-        looking = {thread.name for thread in threading.enumerate()}
-        if _engine is not self or not looking.issuperset(f"queue-worker-{name}" for name in _QUEUES):
+        if _engine is not self or not self._listeners.listening:
             raise Unavailable("nobody looks for work in the queues", hint="start the process anew")
 
     async def resume(self, work: Abandoned) -> None:
@@ -180,6 +185,7 @@ class Engine:
         from dbos import DBOS
 
         await self._apart(DBOS.resume_workflow_async(work.workflow, queue_name=work.queue))
+        self._listeners.ring(work.queue)
 
     async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that is no step of the workflow in which it is done, if it is done in one."""
@@ -189,6 +195,7 @@ class Engine:
     async def close(self) -> None:
         """Stop taking tasks, and leave to others what runs."""
         global _engine  # noqa: PLW0603
+        await self._listeners.stop()
         for task in self._workflows:
             task.cancel()
         if self._workflows:
@@ -228,30 +235,25 @@ def _register() -> None:
     _registered = True
 
 
-async def _launch(location: Location, executor: str, pace: Pace) -> None:
-    from dbos import DBOS
-
+async def _launch(location: Location, executor: str, pace: Pace, listeners: Listeners) -> None:
     _register()
     if location.path is None:
         # To make its tables DBOS waits for every transaction on the database, and those of this loop would wait for it.
         await asyncio.to_thread(_make_tables, location, executor)
     # On this thread: the loop that runs here is the one on which workflows will run.
-    _open(location, executor)
-    known = [await DBOS.retrieve_queue_async(name) for name in _QUEUES]
-    await _declare_queues(pace)
-    if None in known:
-        # DBOS looks for queues once a second: those that it finds when it starts are listened to at once.
-        await _destroy()
-        _open(location, executor)
+    dbos = _open(location, executor)
+    listeners.start(dbos, await _declare_queues(pace))
 
 
-def _open(location: Location, executor: str) -> None:
+def _open(location: Location, executor: str) -> DBOS:
     from dbos import DBOS
 
     global _connections  # noqa: PLW0603 - like DBOS itself
     _connections = _sqlite(location) if location.path is not None else _postgresql(location)
-    DBOS(config=_config(_connections, executor))
+    dbos = DBOS(config=_config(_connections, executor))
+    DBOS.listen_queues([])
     DBOS.launch()
+    return dbos
 
 
 def _make_tables(location: Location, executor: str) -> None:
@@ -274,20 +276,22 @@ def _make_tables(location: Location, executor: str) -> None:
             engine.dispose()
 
 
-async def _declare_queues(pace: Pace) -> None:
+async def _declare_queues(pace: Pace) -> list[Queue]:
     from dbos import DBOS
 
     per_minute = pace.starts_per_minute
     limiter = None if per_minute is None else {"limit": per_minute, "period": 60.0}
-    for name, poll_s in _QUEUES.items():
+    return [
         await DBOS.register_queue_async(
             name,
             worker_concurrency=max(pace.concurrent, pace.concurrent_per_account),
             partition_concurrency=pace.concurrent_per_account,
             partition_limiter=limiter if name == PROMPTS else None,  # type: ignore[arg-type]
-            polling_interval_sec=poll_s,
+            polling_interval_sec=look_s,
             on_conflict="always_update",
         )
+        for name, look_s in LOOK_S.items()
+    ]
 
 
 async def _destroy() -> None:
