@@ -17,10 +17,10 @@ from skep.state.database import Database
 from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Observed, Planned, Reflected
 from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
+from skep.tasks.agreement import Bounds
 from skep.tasks.task import Task
 from skep.tasks.tasks import Tasks
 from skep.tasks.worker import Worker
-from skep.tasks.workshop import Bounds
 
 FINISH = '{when: {role: work}, call: {tool: finish, arguments: {reply: "done", confidence: 0.9}}}'
 
@@ -233,6 +233,37 @@ async def test_a_task_that_ended_is_in_the_log_of_the_day(shop: Shop, hive: Hive
 
 async def _is(tasks: Tasks, task: Task, status: str) -> bool:
     return (await tasks.show(task.id, account_id=task.account_id)).status == status
+
+
+async def test_a_task_is_gone_on_with_on_what_it_was_begun(shop: Shop, hive: Hive, hives: Hives) -> None:
+    script = f"""
+turns:
+ - when: {{role: work, results: 0}}
+   call: {{tool: use_skill, arguments: {{skill: hive/post, script: p, arguments: [rich]}}}}
+ - {{when: {{role: reflect}}, reply: Send plain text.}}
+ - {{when: {{role: work, results: 1}}, call: {{tool: run_command, arguments: {{command: sleep}}}}}}
+ - {FINISH}
+"""
+    async with shop.open(script) as worker:
+        task = await worker.tasks.submit(hive, "do it", actor="me")
+        await until(lambda: _has(worker.tasks, task, "reflected"))
+        await until(lambda: _ran(worker.tasks, task))
+    await hives.configure("garden", {"self_healing_enabled": False}, account_id="bees", actor="me")
+    async with shop.open(script, bounds=Bounds(requests=1), confidence=1.0) as worker:
+        task = await worker.tasks.wait(task.id, account_id="bees", timeout_s=20)
+        assert (task.status, task.reply, task.starts) == ("succeeded", "done", 2), task.error
+        *_, last = await worker.tasks.steps(task.id, account_id="bees")
+        fork = await worker.tasks.fork(task.id, last.number, account_id="bees", actor="me")
+        fork = await worker.tasks.wait(fork.id, account_id="bees", timeout_s=20)
+        again = await worker.tasks.retry(task.id, account_id="bees", actor="me")
+        again = await worker.tasks.wait(again.id, account_id="bees", timeout_s=20)
+    assert (fork.status, fork.agreement) == ("succeeded", task.agreement)
+    assert again.status == "failed", "what is begun now is begun on what is set now"
+
+
+async def _ran(tasks: Tasks, task: Task) -> bool:
+    steps = await tasks.steps(task.id, account_id=task.account_id)
+    return any(step.status == "running" for step in steps)
 
 
 async def test_what_the_engine_has_lost_gives_no_leave_to_another_act(shop: Shop, hive: Hive) -> None:

@@ -24,9 +24,10 @@ from skep.sessions.putting_away import stop_all
 from skep.sessions.sessions import Sessions
 from skep.state.flags import Flags
 from skep.state.hives import Hive
+from skep.tasks.agreement import Bounds
 from skep.tasks.engine import Pace
 from skep.tasks.worker import Worker
-from skep.tasks.workshop import Bounds, House, Workshop, open_worker
+from skep.tasks.workshop import House, Workshop, open_worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,8 @@ tasks = Table(
     Column("same_thread", ByteText, nullable=False),
     # The state of the workspace before it, where that is kept.
     Column("checkpoint", ByteText),
+    # JSON: what was set when it began, and holds until it ends.
+    Column("agreement", ByteText),
     # Whether the engine knows of it.
     Column("enqueued", Boolean, nullable=False),
     # The process that has it, and how often one began it: whoever writes with a smaller number is refused.

@@ -153,6 +153,10 @@ class Engine:
                 return await DBOS.run_step_async({"name": name}, body)
         except (error.DBOSWorkflowConflictIDError, error.DBOSWorkflowCancelledError) as taken:
             raise LeaseLost("another worker has the task", hint="stop working on it") from taken
+        except error.DBOSUnexpectedStepError as other:
+            raise Conflict(
+                "what this task has done so far does not fit how tasks are carried now", hint="begin it anew"
+            ) from other
 
     async def abandoned(self, alive: Collection[str]) -> Sequence[Abandoned]:
         """Return what processes had begun that are not among those."""

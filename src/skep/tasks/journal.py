@@ -45,6 +45,7 @@ class Journal:
         self._actor = actor
         self.life = 0
         self._due: list[Entry] = []
+        self._kept: dict[str, Any] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._behind: asyncio.Task[None] | None = None
@@ -79,6 +80,10 @@ class Journal:
         named = self._named(key)
         if named not in self._keys and all(named != due for due, _ in self._due):
             self._due.append((named, event))
+
+    def keep(self, **changes: Any) -> None:
+        """Change the task's row with whatever is recorded next."""
+        self._kept |= changes
 
     def write_soon(self) -> None:
         """Write what is due in a moment: something that may take long follows. `record` or `flush` say if it failed."""
@@ -134,6 +139,7 @@ class Journal:
     async def _drain(self, changes: Mapping[str, Any], also: Alongside | None = None) -> None:
         async with self._turn:
             entries, self._due = self._due, []
+            changes, self._kept = {**self._kept, **changes}, {}
             if entries or changes:
                 await self._write(entries, changes, also)
 

@@ -23,9 +23,9 @@ class Rewind:
         self._sessions = sessions
         self._ledger = ledger
 
-    async def prepare(self, run: Run) -> None:
-        """Undo what the tasks did whose place this one took, and keep the state from which it begins."""
-        if (before := await self._to_undo(run.task)) is not None:
+    async def prepare(self, run: Run, before: str | None) -> None:
+        """Return to the state `before` those tasks whose place this one took, and keep the one from which it begins."""
+        if before is not None:
             left = await run.step("rewind", partial(self._return, run, before))
             if left is not None:
                 run.note("rewound", RolledBack(checkpoint=before, left=left))
@@ -34,7 +34,7 @@ class Rewind:
             note = f"before {run.task.id}"
             await run.journal.record(("kept", Checkpointed(checkpoint=kept, name=None, note=note)), checkpoint=kept)
 
-    async def _to_undo(self, task: Task) -> str | None:
+    async def to_undo(self, task: Task) -> str | None:
         """Return the state before the first of the tasks that this one displaced."""
         same = (tasks.c.hive_id == task.hive_id, tasks.c.thread == task.thread, tasks.c.parent.is_(None))
         at = write_time(task.created_at)

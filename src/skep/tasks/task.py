@@ -53,6 +53,8 @@ class Task:
     after: tuple[str, ...] = ()
     origin: str | None = None
     step: int = 0
+    #: On what it was begun, as JSON; see `skep.tasks.agreement`.
+    agreement: str | None = None
     #: The process that has it, and how often one began it.
     worker: str | None = None
     starts: int = 0

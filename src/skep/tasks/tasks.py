@@ -155,8 +155,9 @@ class Tasks:
 
     async def _again(self, task: Task, step: int, actor: str) -> Task:
         hive = await self._hives.show(task.hive_id, account_id=task.account_id)
+        kept = {"agreement": task.agreement} if step else {}
         row = new_row(
-            hive, task.prompt, thread=task.thread, actor=actor, now=self.ledger.now(), origin=task.id, step=step
+            hive, task.prompt, thread=task.thread, actor=actor, now=self.ledger.now(), origin=task.id, step=step, **kept
         )
         return await self._enter(
             row, [TaskForked(origin=task.id, step=step), Prompted(text=task.prompt, thread=task.thread)]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from skep.errors import SkepError
 from skep.governance.ruling import Policy
 from skep.healing.breaker import Breakers
-from skep.healing.history import Options
 from skep.sessions.sessions import Sessions
 from skep.state.database import Database
 from skep.state.flags import Flags
@@ -21,6 +20,7 @@ from skep.state.hives import Hive, Hives
 from skep.state.leases import Leases
 from skep.state.log import EventLog
 from skep.tasks.afterwards import Job
+from skep.tasks.agreement import Agreement, Bounds
 from skep.tasks.brief import queen_instructions, read_history, read_memory, worker_instructions
 from skep.tasks.engine import Pace
 from skep.tasks.ledger import Ledger
@@ -38,27 +38,10 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
 
     from skep.agent.desk import Desk
-    from skep.agent.loop import Limits
     from skep.agent.toolbox import Toolbox
     from skep.models.models import Models
     from skep.sessions.computer import Computer
     from skep.workspace.snapshot.indexes import Ecosystem
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one task may use before it has to end with what it has; None sets no limit."""
-
-    usd: float | None = 2.0
-    steps: int = 50
-    requests: int = 100
-    tokens: int = 2_000_000
-    seconds: float = 3600.0
-
-    def limits(self) -> Limits:
-        from skep.agent.loop import Limits
-
-        return Limits(self.steps, self.requests, self.tokens, self.usd, self.seconds)
 
 
 class Reception(Protocol):
@@ -99,7 +82,7 @@ class Workshop:
     host: str
     household: Callable[[Hive], House]
     pace: Pace = field(default_factory=Pace)
-    bounds: Bounds = Bounds()
+    bounds: Bounds = field(default_factory=Bounds)
     confidence: float = 0.5
     approval_timeout_s: float = 3600.0
     command_timeout_s: float = 30.0
@@ -118,9 +101,9 @@ class _Matter:
     """One task with what is gathered about it."""
 
     run: Run
+    agreement: Agreement
     thinker: Thinker
     meter: Meter
-    options: Callable[[float | None], Options]
     house: House
     memory: str
     history: Sequence[ModelMessage]
@@ -141,22 +124,46 @@ class _Bench:
         work = partial(self._work, matter)
         if run.task.parent is not None:
             return await work()
-        if self._rewind is not None and run.hive.upkeep.same_thread == "rollback":
-            await self._rewind.prepare(run)
-        queen = Queen(run, self._ledger, matter.thinker, matter.meter, options=matter.options, wake=self.wake)
+        if self._rewind is not None and matter.agreement.keeps:
+            await self._rewind.prepare(run, matter.agreement.undoes)
+        options = matter.agreement.options
+        queen = Queen(run, self._ledger, matter.thinker, matter.meter, options=options, wake=self.wake)
         return await queen.answer(queen_instructions(run.hive, matter.memory), matter.history, work)
 
     async def _gather(self, run: Run) -> _Matter:
         flags, house, meter = await self._shop.flags(run.hive), self._shop.household(run.hive), Meter()
+        agreement = await self._agreement(run, flags)
         return _Matter(
             run,
-            Thinker(run, self._shop.models, self._shop.breakers, meter, heals=flags.self_healing_enabled),
+            agreement,
+            Thinker(run, self._shop.models, self._shop.breakers, meter, heals=agreement.healing),
             meter,
-            partial(self._options, flags),
             house,
             await asyncio.to_thread(read_memory, house.folder) if flags.file_memory_enabled else "",
             await read_history(self._ledger, run.task) if run.task.parent is None else (),
         )
+
+    async def _agreement(self, run: Run, flags: Flags) -> Agreement:
+        """Return what the task was begun on; if that is now, put it on record before anything depends on it."""
+        if run.task.agreement is not None:
+            return Agreement.model_validate_json(run.task.agreement)
+        usable = [spec for spec in self._shop.models.specs if not spec.lacks]
+        undoing = run.task.parent is None and run.hive.upkeep.same_thread == "rollback"
+        rewind = self._rewind if undoing else None
+        agreement = Agreement(
+            healing=flags.self_healing_enabled,
+            browser=run.hive.upkeep.browser,
+            bounds=self._shop.bounds,
+            confidence=self._shop.confidence,
+            providers=tuple(dict.fromkeys(spec.provider for spec in usable)),
+            reflection=bool(usable),
+            # Without a normal model the super one does the work to begin with.
+            stronger={"normal", "super"} <= {spec.level for spec in usable},
+            keeps=rewind is not None,
+            undoes=None if rewind is None else await rewind.to_undo(run.task),
+        )
+        run.journal.keep(agreement=agreement.model_dump_json())
+        return agreement
 
     async def _work(self, matter: _Matter) -> Outcome:
         from skep.agent.conversation import Conversation
@@ -164,7 +171,8 @@ class _Bench:
         from skep.tasks.supervise import Means, Supervisor
 
         shop, run, thinker, meter = self._shop, matter.run, matter.thinker, matter.meter
-        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(run.hive, shop)
+        agreed = matter.agreement
+        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(agreed, shop)
         questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
         instructions = worker_instructions(run.hive, matter.memory)
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
@@ -172,8 +180,8 @@ class _Bench:
             steps = DurableSteps(
                 run, thinker, toolbox, desk, questions=questions, breakers=shop.breakers, policy=shop.policy
             )
-            limits, least = shop.bounds.limits(), shop.confidence
-            means = Means(thinker, steps, toolbox, desk, meter, limits, least, matter.options)
+            limits, least = agreed.bounds.limits(), agreed.confidence
+            means = Means(thinker, steps, toolbox, desk, meter, limits, least, agreed.options)
             return await Supervisor(run, talk, means).carry()
 
     @asynccontextmanager
@@ -206,26 +214,15 @@ class _Bench:
                 with suppress(asyncio.CancelledError, SkepError):
                     await warming
 
-    def _options(self, flags: Flags, seconds_left: float | None) -> Options:
-        usable = [spec for spec in self._shop.models.specs if not spec.lacks]
-        return Options(
-            healing=flags.self_healing_enabled,
-            providers=tuple(dict.fromkeys(spec.provider for spec in usable)),
-            reflection=bool(usable),
-            # Without a normal model the super one does the work to begin with.
-            stronger={"normal", "super"} <= {spec.level for spec in usable},
-            seconds_left=seconds_left,
-        )
-
     async def keep_trajectory(self, task: Task, hive: Hive) -> None:
         if (await self._shop.flags(hive)).file_memory_enabled:
             await append_trajectory(self._ledger, self._shop.household(hive).folder, task, hive)
 
 
-def _usual_tools(hive: Hive, shop: Workshop) -> Toolbox:
+def _usual_tools(agreed: Agreement, shop: Workshop) -> Toolbox:
     from skep.agent.toolbox import Toolbox
 
-    return Toolbox(browser=hive.upkeep.browser, network=shop.network, listed=shop.listed)
+    return Toolbox(browser=agreed.browser, network=shop.network, listed=shop.listed)
 
 
 @asynccontextmanager

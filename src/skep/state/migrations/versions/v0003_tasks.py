@@ -57,6 +57,7 @@ def _progress() -> tuple[sa.Column[object], ...]:
         sa.Column("status", _TEXT, nullable=False),
         sa.Column("same_thread", _TEXT, nullable=False),
         sa.Column("checkpoint", _TEXT),
+        sa.Column("agreement", _TEXT),
         sa.Column("enqueued", sa.Boolean, nullable=False),
         sa.Column("worker", _TEXT),
         sa.Column("starts", sa.BigInteger, nullable=False, server_default=sa.text("0")),
