@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.served import DEADLINE_S, Home, Served, environment, eventually, furnish, runs, serving
 
 from skep.app.service import is_public
+from skep.cli.desk import actor
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,8 @@ def test_a_task_outlives_the_command_that_asked_for_it(served: Served) -> None:
     shown = json.loads(home.done("task", "show", task, "--json"))
     assert (shown["status"], shown["scripted"]) == ("succeeded", True)
     assert home.done("task", "fork", task, "--step", str(shown["steps"][-1]["number"])) == "three lines"
+    events = map(json.loads, home.done("events", "list", "garden", "--json").splitlines())
+    assert {one["actor"] for one in events if one["type"] in ("prompted", "task_forked")} == {actor()}
 
 
 def test_what_a_command_leaves_running_outlives_it(served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -72,6 +73,30 @@ async def test_another_accounts_tasks_are_as_if_they_were_not_there(door: Door) 
         assert (await stranger.get("/api/tasks")).json() == []
         assert (await stranger.post(PROMPT, json={"prompt": "let me in"})).status_code == 404
         assert (await owner.get(f"/api/tasks/{own}")).json()["status"] == "queued"
+
+
+async def recorded_actor(door: Door, task_id: str, account: str = "default") -> str:
+    task = await door.tasks.show(task_id, account_id=account)
+    async with aclosing(door.tasks.follow(task)) as events:
+        return (await anext(events)).actor
+
+
+async def test_only_a_command_of_the_home_says_which_user_asks(door: Door) -> None:
+    claim = {"Skep-Account": "default", "Skep-Actor": "cli:root"}
+    async with visitor(door, account="acme") as stranger, visitor(door) as known:
+        for forger in (stranger, known):
+            for sent in (claim, {"Skep-Actor": "cli:root"}, {"Skep-Account": "default"}):
+                refused = await forger.post(PROMPT, json={"prompt": "forged"}, headers=sent)
+                assert (refused.status_code, refused.json()["error"]) == (403, "Denied")
+        honest = await known.post(PROMPT, json={"prompt": "honest"})
+        assert await recorded_actor(door, honest.json()["id"]) == "api:default"
+    async with visitor(door, account=None) as command:
+        local = door.tokens.headers("default", "cli:root")
+        for forged in ("worker", "api:default", "cli:", "cli:a b"):
+            refused = await command.post(PROMPT, json={"prompt": "x"}, headers={**local, "Skep-Actor": forged})
+            assert (refused.status_code, refused.json()["error"]) == (400, "InvalidRequest")
+        taken = await command.post(PROMPT, json={"prompt": "typed"}, headers=local)
+        assert await recorded_actor(door, taken.json()["id"]) == "cli:root"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_what_is_no_token_opens_nothing(tokens: Tokens, text: str) -> None:
     assert tokens.account_of(text) is None
 
 
+def test_the_local_token_is_for_its_owner_alone_and_is_no_accounts(tokens: Tokens) -> None:
+    local = tokens.local()
+    assert tokens.is_local(local) and tokens.local() == local
+    assert (tokens.account_of(local), tokens.is_local(tokens.of("default"))) == (None, False)
+    (file,) = tokens.file("default").parent.glob("local.token")
+    assert S_IMODE(file.stat().st_mode) == 0o600
+
+
 def test_a_renewed_token_makes_the_old_one_void(tokens: Tokens) -> None:
     old = tokens.of("default")
     new = tokens.renew("default")

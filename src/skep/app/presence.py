@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from skep import __version__
 from skep.config import Paths, Settings
 from skep.errors import Conflict
 
@@ -94,6 +95,15 @@ def find(paths: Paths, settings: Settings) -> Server | None:
     if found is None or found.state != state_name(paths, settings) or not _held(folder / "server.lock"):
         return None
     return found
+
+
+def check_version(server: Server) -> None:
+    """Raise Conflict if the server is of another version: the two may not understand each other."""
+    if server.version != __version__:
+        raise Conflict(
+            f"the server of this home is Skep {server.version}, and this command is Skep {__version__}",
+            hint=f"end it (kill {server.pid}) and start it anew: skep serve",
+        )
 
 
 def state_name(paths: Paths, settings: Settings) -> str:

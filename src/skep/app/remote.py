@@ -32,10 +32,9 @@ _PAUSE_S = 0.5
 
 
 @asynccontextmanager
-async def open_remote(server: Server, home: Path, account_id: str) -> AsyncIterator[RemoteTasks]:
-    """Speak to the server for an account, with its token."""
-    token = Tokens(home / "keys").of(account_id)
-    headers = {"Authorization": f"Bearer {token}"}
+async def open_remote(server: Server, home: Path, account_id: str, *, actor: str) -> AsyncIterator[RemoteTasks]:
+    """Speak to the server of this home for an account, as this user."""
+    headers = Tokens(home / "keys").headers(account_id, actor)
     # The variables that name a proxy are not for a server of this very machine.
     async with httpx.AsyncClient(base_url=server.address, headers=headers, timeout=_TIMEOUT, trust_env=False) as client:
         yield RemoteTasks(client, account_id)

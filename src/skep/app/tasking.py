@@ -21,9 +21,10 @@ async def open_carrier(
     """Go to the server of this home if one runs; else open the state in this process."""
     server = presence.find(environment.paths, settings)
     if server is not None:
+        presence.check_version(server)
         from skep.app.remote import open_remote
 
-        async with open_remote(server, environment.paths.home, account_id) as remote:
+        async with open_remote(server, environment.paths.home, account_id, actor=actor) as remote:
             yield remote
         return
     # What follows takes long to load, and a command that goes to a server has no use for it.

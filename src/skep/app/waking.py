@@ -16,7 +16,7 @@ from skep.gateway.tokens import Tokens
 _PATIENCE_S = 120.0
 
 
-def wake(environment: Environment, settings: Settings, hive: str, account_id: str, *, thread: str) -> None:
+def wake(environment: Environment, settings: Settings, hive: str, account_id: str, *, thread: str, actor: str) -> None:
     """Have the server bring the computer of a thread up, if there is a server and it can.
 
     It is only a favour: without it the command finds the computer itself, or what is wrong with it.
@@ -25,14 +25,13 @@ def wake(environment: Environment, settings: Settings, hive: str, account_id: st
     if server is None:
         return
     where = urlsplit(server.address)
-    headers = {
-        "Authorization": f"Bearer {Tokens(environment.paths.home / 'keys').of(account_id)}",
-        "Content-Type": "application/json",
-    }
+    headers = Tokens(environment.paths.home / "keys").headers(account_id, actor)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_PATIENCE_S)
     try:
         path = f"/api/hives/{quote(hive, safe='')}/computer"
-        connection.request("POST", path, json.dumps({"thread": thread}), headers)
+        connection.request(
+            "POST", path, json.dumps({"thread": thread}), {**headers, "Content-Type": "application/json"}
+        )
         answer = str(connection.getresponse().status)
     except (OSError, http.client.HTTPException) as error:
         answer = type(error).__name__

@@ -195,7 +195,7 @@ async def _wake(environment: Environment, settings: Settings, hive: str, account
         return
     from skep.app.waking import wake
 
-    await asyncio.to_thread(wake, environment, settings, hive, account, thread=thread)
+    await asyncio.to_thread(wake, environment, settings, hive, account, thread=thread, actor=actor())
 
 
 @asynccontextmanager

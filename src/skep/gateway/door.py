@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from skep.errors import Denied, InvalidRequest
 from skep.gateway.refusal import Mask, NoToken
-from skep.gateway.tokens import Tokens
+from skep.gateway.tokens import ACCOUNT, ACTOR, Tokens
 from skep.sessions.sessions import Sessions
 from skep.state.hives import Hives
+from skep.state.names import check_name
 from skep.tasks.tasks import Tasks
 
 Check = Callable[[], Awaitable[None]]
+_ACTOR = re.compile(r"cli:[A-Za-z0-9-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,10 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, told by the token."""
+    """Who asks: the account that the token opens, and the name under which it goes on record."""
 
     account_id: str
-
-    @property
-    def actor(self) -> str:
-        return f"api:{self.account_id}"
+    actor: str
 
 
 _BEARER = HTTPBearer(
@@ -58,11 +59,25 @@ def _door(request: Request) -> Door:
 async def _caller(
     door: Annotated[Door, Depends(_door)],
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    account: Annotated[str | None, Header(alias=ACCOUNT, include_in_schema=False)] = None,
+    actor: Annotated[str | None, Header(alias=ACTOR, include_in_schema=False)] = None,
 ) -> Caller:
-    account_id = None if bearer is None else door.tokens.account_of(bearer.credentials)
+    token = "" if bearer is None else bearer.credentials
+    if account is not None or actor is not None:
+        return _local_caller(door, token, account or "", actor or "")
+    account_id = door.tokens.account_of(token)
     if account_id is None:
         raise NoToken("the token is missing or opens nothing", hint="send the header Authorization: Bearer TOKEN")
-    return Caller(account_id)
+    return Caller(account_id, f"api:{account_id}")
+
+
+def _local_caller(door: Door, token: str, account: str, actor: str) -> Caller:
+    """Believe a command of this home about who typed it; see `skep.gateway.tokens` for why nobody else is believed."""
+    if not door.tokens.is_local(token):
+        raise Denied("only a command of this home may say who asks", hint=f"leave out {ACCOUNT} and {ACTOR}")
+    if _ACTOR.fullmatch(actor) is None:
+        raise InvalidRequest(f"{ACTOR} is not cli: and the name of a user")
+    return Caller(check_name("account id", account), actor)
 
 
 AtDoor = Annotated[Door, Depends(_door)]
