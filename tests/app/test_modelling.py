@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from pydantic_ai.messages import ModelRequest
+from tests.models.servers import Fault, ModelServer, Say
 
 from skep.app.modelling import build_models, specs_of
 from skep.config import Environment, Paths, Settings
 from skep.errors import ModelMissing
+from skep.models.exchange import Request
+from skep.models.failures import ModelFailure
 
 
 def environment(folder: Path, **variables: str) -> Environment:
@@ -40,6 +44,19 @@ def test_a_model_without_its_key_is_passed_over_and_named_when_no_other_is_left(
     with pytest.raises(ModelMissing, match="OPENAI_API_KEY is not set") as caught:
         build_models(settings(openai), environment(tmp_path, OPENAI_API_KEY="  ")).choose("work")
     assert caught.value.hint == "export OPENAI_API_KEY=…"
+
+
+async def test_a_model_is_asked_at_its_address_with_its_key(tmp_path: Path) -> None:
+    key = "AIza-this-key-stays-here"
+    with ModelServer([Say("Hello."), Fault(400, f"API key {key} is not valid")]) as server:
+        wanted = settings({"provider": "google", "id": "gemini-2.5-flash", "base_url": server.base_url("google")})
+        request = Request("work", [ModelRequest.user_text_prompt("Hello")])
+        async with build_models(wanted, environment(tmp_path, GEMINI_API_KEY=key)) as models:
+            assert (await models.ask(request)).response.text == "Hello."
+            with pytest.raises(ModelFailure) as caught:
+                await models.ask(request)
+    assert {asked.key for asked in server.received} == {key}
+    assert caught.value.kind == "refused" and key not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,22 @@ def test_a_call_has_its_listed_price_or_none_at_all(spec: ModelSpec, usage: Requ
     assert spend_of(spec, usage).usd == usd
 
 
-async def test_a_provider_that_nobody_knows_is_told_with_what_to_do() -> None:
-    models = Models([ModelSpec("acme", "one")])
-    with pytest.raises(ConfigInvalid, match="no model provider acme"):
+@pytest.mark.parametrize(
+    ("provider", "needs"),
+    [
+        ("acme", "OpenAI's protocol"),
+        ("bedrock", "OpenAI's protocol"),
+        ("openai-codex", "OpenAI's protocol"),
+        ("voyageai", "OpenAI's protocol"),
+        ("ollama", "base_url"),
+        ("litellm", "base_url"),
+    ],
+)
+async def test_a_provider_that_a_key_is_not_enough_for_is_told_with_what_to_do(provider: str, needs: str) -> None:
+    models = Models([ModelSpec(provider, "one", key="k")])
+    with pytest.raises(ConfigInvalid, match=provider) as caught:
         await models.ask(Request("work", [ModelRequest.user_text_prompt("Hello")]))
+    assert needs in (caught.value.hint or "")
 
 
 def test_a_conversation_survives_being_written_down() -> None:
@@ -121,7 +133,8 @@ def test_importing_the_models_brings_no_provider_along() -> None:
 
 MISSING = """
 import asyncio, sys
-sys.modules.update(dict.fromkeys(["anthropic", "openai", "google.genai", "groq"]))
+absent = ["anthropic", "openai", "google.genai", "groq", "mistralai", "cohere", "huggingface_hub", "xai_sdk"]
+sys.modules.update(dict.fromkeys(absent))
 from pydantic_ai.messages import ModelRequest
 from skep.errors import ModelUnavailable
 from skep.models.exchange import Request
@@ -129,7 +142,7 @@ from skep.models.models import Models
 from skep.models.spec import ModelSpec
 
 request = Request("work", [ModelRequest.user_text_prompt("Hello")])
-for provider in ("anthropic", "openai", "google", "groq"):
+for provider in ("anthropic", "openai", "deepseek", "google", "groq", "mistral", "cohere", "huggingface", "xai"):
     try:
         asyncio.run(Models([ModelSpec(provider, "one", key="k")]).ask(request))
     except ModelUnavailable as error:
@@ -142,6 +155,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it() -> None:
     assert ran.stdout.splitlines() == [
         "pip install 'skep[anthropic]'",
         "pip install 'skep[openai]'",
+        "pip install 'skep[openai]'",
         "pip install 'skep[google]'",
-        "pip install 'pydantic-ai-slim[groq]'",
+        *(f"pip install 'pydantic-ai-slim[{name}]'" for name in ("groq", "mistral", "cohere", "huggingface", "xai")),
     ], ran.stderr

@@ -1,4 +1,4 @@
-"""One call over real HTTP, in both protocols: what comes back, and what each fault is called."""
+"""One call over real HTTP, in each protocol: what comes back, and what each fault is called."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ from skep.models.models import Models
 from skep.models.spec import ModelSpec
 
 KEY = "sk-this-key-must-stay-here"
-PROTOCOLS: Sequence[Protocol] = ("openai", "anthropic")
+PROTOCOLS: Sequence[Protocol] = ("openai", "anthropic", "google")
 TOOL = ToolDefinition(
     name="run_command",
     parameters_json_schema={"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
 )
 HELLO = (ModelRequest.user_text_prompt("Hello"),)
 
-both = pytest.mark.parametrize("protocol", PROTOCOLS)
+#: Those in which a model writes the arguments of a call itself, as it likes.
+WRITTEN = PROTOCOLS[:2]
+each = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
 class Verdict(BaseModel):
@@ -65,7 +67,7 @@ async def failure_of(server: ModelServer, protocol: Protocol, *, timeout_s: floa
     return caught.value
 
 
-@both
+@each
 async def test_text_calls_tokens_and_price_come_over_a_stream(protocol: Protocol) -> None:
     turn = Say("I look.", (Call("run_command", {"command": "ls"}),), tokens=(1000, 100), piece=3)
     with ModelServer([turn]) as server:
@@ -75,7 +77,7 @@ async def test_text_calls_tokens_and_price_come_over_a_stream(protocol: Protocol
     assert asked.streaming
     assert asked.tools == ["run_command"]
     assert asked.key == KEY
-    assert 50 in (asked.body.get("max_tokens"), asked.body.get("max_completion_tokens"))
+    assert asked.max_tokens == 50
     assert answer.response.text == "I look."
     assert [(call.tool_name, call.args_as_dict()) for call in answer.response.tool_calls] == [
         ("run_command", {"command": "ls"})
@@ -109,7 +111,7 @@ FAULTS: list[tuple[FailureKind, Turn]] = [
 ]
 
 
-@both
+@each
 @pytest.mark.parametrize(("kind", "turn"), FAULTS, ids=[f"{kind}-{type(turn).__name__}" for kind, turn in FAULTS])
 async def test_each_fault_has_its_name_and_is_met_once(protocol: Protocol, kind: FailureKind, turn: Turn) -> None:
     with ModelServer([turn, Say("A second request was made.")]) as server:
@@ -121,39 +123,39 @@ async def test_each_fault_has_its_name_and_is_met_once(protocol: Protocol, kind:
         assert failure.status_code == turn.status
 
 
-@both
+@each
 async def test_a_conversation_that_is_too_long_is_told_from_other_refusals(protocol: Protocol) -> None:
     with ModelServer([overflow(protocol)]) as server:
         assert (await failure_of(server, protocol)).kind == "context_overflow"
 
 
-@both
+@each
 @pytest.mark.parametrize("turn", [Silence(), Endless(""), Endless("x", pause_s=0.05)], ids=["silent", "alive", "slow"])
 async def test_a_server_without_an_end_is_left_at_the_timeout(protocol: Protocol, turn: Turn) -> None:
     with ModelServer([turn]) as server:
         assert (await failure_of(server, protocol, timeout_s=0.3)).kind == "timeout"
 
 
-@both
+@each
 async def test_an_endless_answer_ends_at_its_bound(protocol: Protocol) -> None:
     with ModelServer([Endless("on and on " * 5000, pause_s=0)]) as server:
         assert (await failure_of(server, protocol)).kind == "too_long"
 
 
-@both
+@each
 async def test_an_answer_that_never_makes_a_line_ends_at_its_bound(protocol: Protocol) -> None:
     with ModelServer([Fault(200, body="data: " + "x" * (9 << 20))]) as server:
         assert (await failure_of(server, protocol)).kind == "too_long"
 
 
-@both
+@each
 async def test_a_provider_says_how_long_to_wait(protocol: Protocol) -> None:
     with ModelServer([Fault(429, retry_after="7"), Fault(429, retry_after="99999999")]) as server:
         assert (await failure_of(server, protocol)).retry_after_s == 7
         assert (await failure_of(server, protocol)).retry_after_s == 3600
 
 
-@both
+@each
 async def test_an_error_that_repeats_the_key_does_not_pass_it_on(protocol: Protocol) -> None:
     with ModelServer([Fault(401, f"bad key {KEY}\x1b[31m " + "!" * 5000)]) as server:
         failure = await failure_of(server, protocol)
@@ -191,7 +193,7 @@ async def test_other_failures_are_left_to_the_caller() -> None:
     assert free.received == []
 
 
-@both
+@each
 @pytest.mark.parametrize("supports_json", [True, False], ids=["held to a schema", "told the schema"])
 async def test_a_value_of_a_schema_comes_back_as_one(protocol: Protocol, supports_json: bool) -> None:
     value = {"kind": "task", "sure": 0.75}
@@ -204,7 +206,7 @@ async def test_a_value_of_a_schema_comes_back_as_one(protocol: Protocol, support
     assert ("sure" in server.received[0].text) is not supports_json
 
 
-@both
+@each
 @pytest.mark.parametrize(
     "turn",
     [Say(value={"kind": "task"}), Say("No."), Say(calls=(Call("answer", '{"kind": "ta'),))],
@@ -220,7 +222,7 @@ async def test_what_is_no_value_of_the_schema_is_paid_for_and_named(protocol: Pr
     assert caught.value.spend.usd
 
 
-@both
+@pytest.mark.parametrize("protocol", WRITTEN)
 async def test_arguments_that_are_no_json_reach_the_caller_as_they_are(protocol: Protocol) -> None:
     with ModelServer([Say(calls=(Call("run_command", '{"command": "ls'),))]) as server:
         async with Models([spec(server, protocol)]) as models:
@@ -228,9 +230,9 @@ async def test_arguments_that_are_no_json_reach_the_caller_as_they_are(protocol:
     assert answer.response.tool_calls[0].args == '{"command": "ls'
 
 
-@both
+@each
 async def test_an_answer_that_a_filter_withheld_is_a_refusal(protocol: Protocol) -> None:
-    stop = "content_filter" if protocol == "openai" else "refusal"
+    stop = {"openai": "content_filter", "anthropic": "refusal", "google": "SAFETY"}[protocol]
     with ModelServer([Say("I cannot", stop=stop)]) as server:
         assert (await failure_of(server, protocol)).kind == "refused"
 
@@ -252,3 +254,28 @@ async def test_a_call_that_is_cancelled_lets_go_at_once() -> None:
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call
+
+
+@pytest.mark.parametrize(
+    ("provider", "model"),
+    [
+        ("openrouter", "openai/gpt-4o"),
+        ("ollama", "qwen3"),
+        ("deepseek", "deepseek-chat"),
+        ("litellm", "one"),
+        ("azure", "one"),
+        ("bedrock", "one"),
+        ("a-server-of-ours", "one"),
+    ],
+)
+async def test_with_an_address_other_providers_are_asked_in_the_protocol_of_openai(provider: str, model: str) -> None:
+    turn = Say("Here.", (Call("run_command", {"command": "ls"}),))
+    with ModelServer([turn, Fault(429, f"slow down, {KEY}", retry_after="3")]) as server:
+        async with Models([ModelSpec(provider, model, base_url=server.openai, key=KEY)]) as models:
+            answer = await models.ask(Request("work", HELLO, tools=[TOOL]))
+            with pytest.raises(ModelFailure) as caught:
+                await models.ask(Request("work", HELLO))
+    assert (answer.response.text, [call.tool_name for call in answer.response.tool_calls]) == ("Here.", ["run_command"])
+    assert (answer.tried, server.received[0].key) == ((f"{provider}/{model}",), KEY)
+    assert (caught.value.kind, caught.value.retry_after_s, caught.value.provider) == ("rate_limit", 3, provider)
+    assert KEY not in str(caught.value)

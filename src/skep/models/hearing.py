@@ -25,6 +25,7 @@ from skep.errors import SkepError
 from skep.models.failures import failure_of, translate
 from skep.models.prices import Spend
 from skep.models.spec import ModelSpec
+from skep.models.transport import no_answer_left_open
 
 #: The most text of one answer, thoughts and arguments of calls included.
 MOST_CHARACTERS = 1_000_000
@@ -44,7 +45,8 @@ async def hear(
     if max_tokens is not None:
         settings["max_tokens"] = max_tokens
     try:
-        return await _collect(spec, model, messages, parameters, settings)
+        async with no_answer_left_open():
+            return await _collect(spec, model, messages, parameters, settings)
     except SkepError:
         raise
     # Some forty adapters of other people raise whatever they like when a server sends nonsense; each of those errors
@@ -89,10 +91,10 @@ def judge(spec: ModelSpec, response: ModelResponse, spend: Spend) -> None:
     """Refuse an answer that its provider withheld, that has no end, or that says nothing."""
     if response.finish_reason == "content_filter":
         raise failure_of(spec, "refused", "the provider's filter withheld the answer", spend=spend)
-    if _breaks_off(response):
-        raise failure_of(spec, "cut", "the answer breaks off without an end", spend=spend)
     if not response.text and not response.tool_calls:
         raise failure_of(spec, "malformed", "the answer is empty", spend=spend)
+    if _breaks_off(response):
+        raise failure_of(spec, "cut", "the answer breaks off without an end", spend=spend)
 
 
 def _breaks_off(response: ModelResponse) -> bool:
@@ -104,7 +106,7 @@ def _breaks_off(response: ModelResponse) -> bool:
         "tool_call",
     }:
         return False
-    # Anthropic always says why an answer ends. Some of those who speak OpenAI's protocol never do, so there the count
-    # of tokens, which comes last, has to be missing as well.
+    # Anthropic and Google always say why an answer ends. Some of those who speak OpenAI's protocol never do, so there
+    # the count of tokens, which comes last, has to be missing as well.
     is_measured = not response.usage.unmeasured_requests
-    return response.provider_name == "anthropic" or (response.provider_name == "openai" and not is_measured)
+    return response.provider_name in {"anthropic", "google"} or (response.provider_name == "openai" and not is_measured)

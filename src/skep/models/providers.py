@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,36 @@ from skep.models.spec import ModelSpec
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
     from pydantic_ai.models import Model
+    from pydantic_ai.providers import Provider
 
     from skep.models.script import Script
 
 # Written out so that no variable of an SDK's own can send a conversation, and a key, somewhere else.
 _OPENAI_URL = "https://api.openai.com/v1"
 _ANTHROPIC_URL = "https://api.anthropic.com"
+_GOOGLE_URL = "https://generativelanguage.googleapis.com"
 _OWN_EXTRAS = ("anthropic", "google", "openai")
+_EXTRA = re.compile(r"pydantic-ai-slim\[([a-z-]+)\]")
+#: Those whose server is one's own, wherever it is.
+_ELSEWHERE = frozenset(("azure", "azure-responses", "litellm", "ollama", "vllm"))
+#: Names of pydantic-ai's that take something else than a key, or answer no prompts. What they find by themselves, such
+#: as somebody's sign-in to another program, is not for Skep to use.
+_UNFIT = frozenset(
+    (
+        "bedrock",
+        "bedrock-mantle",
+        "elevenlabs",
+        "google-cloud",
+        "openai-chatgpt",
+        "openai-codex",
+        "openai-decisions",
+        "sentence-transformers",
+        "snowflake",
+        "system-one",
+        "typesafe",
+        "voyageai",
+    )
+)
 #: Servers on this machine take any key, but the SDKs want to send one.
 _NO_KEY = "none"
 
@@ -73,7 +97,7 @@ def make(spec: ModelSpec, client: AsyncClient) -> Model:
     try:
         return _make(spec, client)
     except ImportError as error:
-        install = _install(spec.provider)
+        install = _install(spec.provider, error)
         raise ModelUnavailable(f"the package for {spec.provider} is not installed: {install}", hint=install) from error
 
 
@@ -83,8 +107,10 @@ def _make(spec: ModelSpec, client: AsyncClient) -> Model:
             return _openai(spec, client)
         case "anthropic":
             return _anthropic(spec, client)
+        case "google":
+            return _google(spec, client)
         case _:
-            return _inferred(spec, client)
+            return _named(spec, client)
 
 
 def _openai(spec: ModelSpec, client: AsyncClient) -> Model:
@@ -103,21 +129,23 @@ def _anthropic(spec: ModelSpec, client: AsyncClient) -> Model:
     return AnthropicModel(spec.id, provider=AnthropicProvider(base_url=address, api_key=key, http_client=client))
 
 
-def _inferred(spec: ModelSpec, client: AsyncClient) -> Model:
-    """Let pydantic-ai find the provider by its name; an unknown one with an address speaks OpenAI's protocol."""
+def _google(spec: ModelSpec, client: AsyncClient) -> Model:
+    from pydantic_ai.models.google import GoogleModel
+    from pydantic_ai.providers.google import GoogleProvider
+
+    address, key = spec.base_url or _GOOGLE_URL, spec.key or _NO_KEY
+    return GoogleModel(spec.id, provider=GoogleProvider(base_url=address, api_key=key, http_client=client))
+
+
+def _named(spec: ModelSpec, client: AsyncClient) -> Model:
+    """Let pydantic-ai find the provider by its name; any other with an address speaks OpenAI's protocol."""
     from pydantic_ai.exceptions import UserError
     from pydantic_ai.models import infer_model
-    from pydantic_ai.providers import infer_provider_class
 
-    try:
-        provider = infer_provider_class(spec.provider)
-    except ValueError as error:
-        if spec.base_url:
-            return _openai(spec, client)
-        hint = "give base_url if it speaks OpenAI's protocol, or see docs/guides/models.md for the names"
-        raise ConfigInvalid(f"there is no model provider {spec.provider}", hint=hint) from error
-    takes = inspect.signature(provider.__init__).parameters
-    if spec.base_url and "base_url" not in takes:
+    _require_address(spec)
+    provider = None if spec.provider in _UNFIT else _provider_class(spec.provider)
+    takes = inspect.signature(provider.__init__).parameters if provider else {}
+    if provider is None or (spec.base_url and "base_url" not in takes):
         return _openai(spec, client)
     given: dict[str, Any] = {"api_key": spec.key or _NO_KEY, "base_url": spec.base_url}
     if "openai_client" in takes:  # those that share OpenAI's SDK share our client; others bring one of their own
@@ -130,6 +158,29 @@ def _inferred(spec: ModelSpec, client: AsyncClient) -> Model:
         raise ConfigInvalid(f"{spec.name} cannot be used: {error}", hint=hint) from error
 
 
-def _install(provider: str) -> str:
-    package = "skep" if provider in _OWN_EXTRAS else "pydantic-ai-slim"
-    return f"pip install '{package}[{provider}]'"
+def _require_address(spec: ModelSpec) -> None:
+    if spec.base_url:
+        return
+    if spec.provider in _ELSEWHERE:
+        hint = "add base_url to it in chat_models, such as http://127.0.0.1:11434/v1"
+        raise ConfigInvalid(f"{spec.name} needs base_url: where its server is", hint=hint)
+    if spec.provider in _UNFIT or _provider_class(spec.provider) is None:
+        hint = "give base_url if it speaks OpenAI's protocol, or see docs/guides/models.md for the names"
+        raise ConfigInvalid(f"there is no model provider {spec.provider} that a key alone is enough for", hint=hint)
+
+
+def _provider_class(name: str) -> type[Provider[Any]] | None:
+    from pydantic_ai.providers import infer_provider_class
+
+    try:
+        return infer_provider_class(name)
+    except ValueError:
+        return None
+
+
+def _install(provider: str, error: ImportError) -> str:
+    """Spell the command that installs what is missing: an extra of pydantic-ai, which its error names."""
+    named = _EXTRA.search(str(error))
+    extra = named[1] if named else provider
+    package = "skep" if extra in _OWN_EXTRAS else "pydantic-ai-slim"
+    return f"pip install '{package}[{extra}]'"

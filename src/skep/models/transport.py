@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -44,9 +46,28 @@ class _Bounded(AsyncByteStream):
         await self._inner.aclose()
 
 
+#: The answers that were begun for the call that is being made.
+_begun: ContextVar[list[Response] | None] = ContextVar("begun", default=None)
+
+
+@asynccontextmanager
+async def no_answer_left_open() -> AsyncIterator[None]:
+    """Close what an SDK leaves open when it fails in the middle of an answer: it would hold its connection."""
+    begun: list[Response] = []
+    token = _begun.set(begun)
+    try:
+        yield
+    finally:
+        _begun.reset(token)
+        for response in begun:
+            await response.aclose()
+
+
 async def _bound(response: Response) -> None:
     if isinstance(response.stream, AsyncByteStream):
         response.stream = _Bounded(response.stream)
+    if (begun := _begun.get()) is not None:
+        begun.append(response)
 
 
 def open_client(timeout_s: float) -> AsyncClient:
