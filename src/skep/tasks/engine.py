@@ -199,7 +199,7 @@ class Engine:
     async def close(self) -> None:
         """Stop taking tasks, and leave to others what runs."""
         global _engine  # noqa: PLW0603
-        await self._listeners.stop()
+        await _aside(self._listeners.stop)
         for task in self._workflows:
             task.cancel()
         if self._workflows:
@@ -301,13 +301,17 @@ async def _declare_queues(pace: Pace) -> list[Queue]:
 async def _destroy() -> None:
     from dbos import DBOS
 
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1) as alone:  # DBOS ends its own threads, and waits for some that wait for this loop
-        await loop.run_in_executor(alone, DBOS.destroy)
-        if _connections is not None:  # DBOS leaves alone what it was given
-            await loop.run_in_executor(alone, _connections.dispose)
+    await _aside(DBOS.destroy)
+    if _connections is not None:  # DBOS leaves alone what it was given
+        await _aside(_connections.dispose)
     # DBOS had made its threads those of the loop, and they are gone.
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
+
+
+async def _aside(work: Callable[[], None]) -> None:
+    """Wait for what waits for threads that need this loop; those of the loop itself may be gone."""
+    with ThreadPoolExecutor(1) as alone:
+        await asyncio.get_running_loop().run_in_executor(alone, work)
 
 
 def _config(engine: SyncEngine, executor: str) -> DBOSConfig:

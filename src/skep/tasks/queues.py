@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,8 @@ class Listeners:
 
         for queue in queues:
             bell = self._bells[queue.name] = Bell()
+            # Whoever ends DBOS ends these with its own threads.
+            dbos.background_thread_stop_events.append(bell)
             arguments = (bell, dbos, queue)
             thread = threading.Thread(target=queue_worker_thread, args=arguments, name=queue.name, daemon=True)
             self._threads.append(thread)
@@ -65,11 +66,11 @@ class Listeners:
         for name in names or self._bells:
             self._bells[name].ring()
 
-    async def stop(self) -> None:
-        """Take no more work."""
+    def stop(self) -> None:
+        """Take no more work, and wait for the looks that are under way; they need the loop."""
         for bell in self._bells.values():
             bell.set()
         for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+            thread.join()
         self._bells.clear()
         self._threads.clear()
