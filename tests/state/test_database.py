@@ -301,8 +301,8 @@ async def test_a_database_locked_by_another_process_is_busy_and_then_works(sqlit
     ) as holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
         with pytest.raises(DatabaseBusy) as caught:
-            async with database.write():
-                pass
+            async with database.write() as connection:
+                await connection.execute(ADD, {"id": "b"})
         assert str(path) in caught.value.message
         assert await _count(database) == 0
         holder.communicate("")

@@ -111,7 +111,10 @@ class Database:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Give one transaction: committed and durable at the block's end, rolled back if the block raises."""
+        """Give one transaction: committed and durable at the block's end, rolled back if the block raises.
+
+        On SQLite it begins, and takes the file's write lock, with its first statement.
+        """
         async with self._my_turn():
             with translated(self.location):
                 async with self.engine.begin() as connection:

@@ -13,6 +13,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from skep.errors import Unavailable
+from skep.state.driver import Connection as SqliteConnection
+from skep.state.driver import connect
 from skep.state.location import Location
 from skep.state.revision import APPLICATION_ID, SCHEMA, check_file
 
@@ -40,10 +42,9 @@ _POSTGRESQL_OPTIONS = (
 def sqlite_engine(location: Location, *, writes: bool) -> AsyncEngine:
     """Make the engine that writes (each transaction takes the write lock at once) or the one that cannot."""
     # isolation_level None: the driver begins nothing by itself, so `_begin` below decides.
-    arguments = {"timeout": BUSY_S, "isolation_level": None}
+    arguments = {"timeout": BUSY_S, "isolation_level": None, "async_creator_fn": connect}
     engine = create_async_engine(location.url, connect_args=arguments)
     pragmas = _WRITER if writes else _READER
-    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
 
     @event.listens_for(engine.sync_engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
@@ -61,7 +62,9 @@ def sqlite_engine(location: Location, *, writes: bool) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, SqliteConnection)
+        driver.begin(writes=writes)
 
     return engine
 
