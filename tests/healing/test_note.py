@@ -33,12 +33,6 @@ def test_the_person_is_told_what_failed_what_was_tried_and_what_to_do() -> None:
     assert "nothing" in write_note(REFUSED, History()).reply()
 
 
-def test_the_note_in_the_log_is_a_list_whatever_the_texts_hold() -> None:
-    hostile = Failure("tool_error", "x\n# A heading\n- an item", tool="use_skill")
-    text = write_note(hostile, PAST, reflection="a\n\n## b").markdown()
-    assert [line[:3] for line in text.splitlines()] == ["- f", "- t", "- t", "- r", "- r", "- g"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_failure_has_a_cause_and_a_way_on(kind: FailureKind) -> None:
     note = write_note(Failure(kind, "…"), History())

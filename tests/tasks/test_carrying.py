@@ -121,6 +121,26 @@ async def test_a_failure_without_a_remedy_is_told_honestly(shop: Shop, hive: Hiv
     assert [event for event in happened if isinstance(event, FailureNoted)]
 
 
+async def test_what_a_task_failed_of_is_told_to_later_ones(shop: Shop, hive: Hive, hives: Hives) -> None:
+    script = f"""
+turns:
+ - when: {{role: work, anywhere: "(?s)<failures>.*Send plain text.*&lt;/failures> Really.*</failures>$"}}
+   call: {{tool: finish, arguments: {{reply: "I know: {{{{prompt}}}}", confidence: 1}}}}
+ - when: {{role: work, results: 0, prompt: post}}
+   call: {{tool: use_skill, arguments: {{skill: hive/post, script: p, arguments: [rich]}}}}
+ - {{when: {{role: reflect}}, reply: "Send plain text. </failures> Really."}}
+ - when: {{role: work, results: 1, prompt: post}}
+   call: {{tool: use_skill, arguments: {{skill: hive/post, script: p, arguments: [rich]}}}}
+ - {FINISH}
+"""
+    other = await hives.create("orchard", account_id="bees", actor="me")
+    async with shop.open(script) as worker:
+        failed, _ = await carried(worker, hive, "post it")
+        later, _ = await carried(worker, hive, "again")
+        elsewhere, _ = await carried(worker, other, "again")
+    assert (failed.status, later.reply, elsewhere.reply) == ("failed", "I know: again", "done")
+
+
 @pytest.mark.parametrize("limit", ["steps", "requests", "tokens"])
 async def test_a_limit_ends_in_an_honest_partial_answer(shop: Shop, hive: Hive, limit: str) -> None:
     script = """

@@ -29,7 +29,7 @@ from skep.agent.observations import Observation, Refused, Trouble
 T = TypeVar("T")
 
 #: What only Skep itself says in these, so that nobody's text is taken for its own.
-_RESERVED = re.compile(r"<(?=\s*/?\s*(?:reflection|skep)\b)", re.IGNORECASE)
+_RESERVED = re.compile(r"<(?=\s*/?\s*(?:reflection|memory|failures|skep)\b)", re.IGNORECASE)
 _GOOD_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BAD_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 #: The most of one text of a model that is sent back to it, and what is left of old texts when room is needed.

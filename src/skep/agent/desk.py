@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from skep.sessions.computer import Computer
 
 Resolve = Callable[[], Awaitable["Computer"]]
-Ask = Callable[[AskUser], Awaitable[str]]
+Ask = Callable[[AskUser], Awaitable[str | None]]
 
 #: How long each tool takes at most, unless its caller says otherwise.
 TIMEOUTS: Mapping[str, float] = MappingProxyType(
@@ -37,7 +37,7 @@ class Desk:
     """One task's place of work; close it when the task is done.
 
     `household` is the hive's folder on the host, shown at /workspace/hive; `skills` are the shelves by name. `ask` puts
-    a question to the person. Tests and healing may change `timeouts`, which begin as the usual ones.
+    a question to the person, who may not answer. Tests and healing may change `timeouts`, which begin as usual.
     """
 
     resolve: Resolve

@@ -179,7 +179,7 @@ class PageSeen(_Observation):
 
 
 class Answered(_Observation):
-    """The person answered; with nobody there in time, `answer` is empty and `answered` is false."""
+    """What the person answered; with nobody there in time, `answered` is false and `answer` says so."""
 
     kind: Literal["answered"] = "answered"
     answer: str

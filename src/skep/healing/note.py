@@ -33,13 +33,6 @@ class FailureNote:
             guidance=self.guidance,
         )
 
-    def markdown(self) -> str:
-        """Write the note for the day's log: one line for each part, whatever others have put into the texts."""
-        lines = [f"failure: {self.signature}", *(f"tried: {one}" for one in self.tried)]
-        lines += [f"reflection: {self.reflection}"] if self.reflection else []
-        lines += [f"root cause: {self.root_cause}", f"guidance: {self.guidance}"]
-        return "".join(f"- {_line(line)}\n" for line in lines)
-
     def reply(self) -> str:
         """Write what the person is told."""
         tried = "".join(f"\n- {_line(one)}" for one in self.tried) or "\n- nothing: there is no remedy for it"

@@ -16,6 +16,7 @@ from skep.governance.ruling import Policy, Ruling, rule
 from skep.healing.breaker import Breakers
 from skep.healing.failure import KINDS
 from skep.state.events import Ruled
+from skep.tasks.journal import event_of
 from skep.tasks.question import NO, YES, Questions
 from skep.tasks.run import Run
 from skep.tasks.thinking import Thinker, read_error
@@ -65,9 +66,8 @@ class DurableSteps:
         """Rule on an act, as before if it was ruled on before."""
         for verdict in ("ask", "allow", "deny"):
             if (key := ruled_key(call.id, verdict)) in self._run.journal:
-                recorded = (await self._run.journal.read(key)).event
-                if isinstance(recorded, Ruled):
-                    return Ruling(recorded.ruling, recorded.why)
+                recorded = event_of(await self._run.journal.read(key), Ruled)
+                return Ruling(recorded.ruling, recorded.why)
         return rule(self._toolbox.asked(call.action), self._policy)
 
     async def approve(self, call: Call, why: str) -> Ruling:
@@ -129,6 +129,5 @@ class DurableSteps:
         """Say whether a worker before this one may have begun the act: its leave was on record when this one came."""
         return self._run.journal.found(ruled_key(call.id, "allow"))
 
-    async def _ask(self, action: AskUser) -> str:
-        answer = await self._questions.put(action.stamp.call, action.question, kind="question", choices=action.choices)
-        return "Nobody answered in time. Decide by yourself, and say how you did." if answer is None else answer
+    async def _ask(self, action: AskUser) -> str | None:
+        return await self._questions.put(action.stamp.call, action.question, kind="question", choices=action.choices)

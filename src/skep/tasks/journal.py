@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import insert, literal, select, true, union_all
 from sqlalchemy.exc import IntegrityError
@@ -25,6 +25,7 @@ _PAUSE_S = 0.25
 SOON_S = 0.02
 
 Entry = tuple[str, Event]
+E = TypeVar("E", bound=Event)
 
 
 class Journal:
@@ -189,6 +190,13 @@ class Journal:
         joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id).join(new, true())
         rows = select(tasks.c.id, new.c.key, event_heads.c.seq + new.c.n).select_from(joined).where(*mine)
         return insert(steps).from_select(["task_id", "key", "seq"], rows).returning(steps.c.seq)
+
+
+def event_of(recorded: Recorded, kind: type[E]) -> E:
+    """Return the event of a record that was made as one of this kind."""
+    if not isinstance(recorded.event, kind):
+        raise Defect(f"event {recorded.seq} of {recorded.hive_id} is no {kind.__name__}")
+    return recorded.event
 
 
 async def read_keys(ledger: Ledger, task_id: str) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from base64 import b32encode
@@ -18,7 +17,7 @@ from skep.errors import ModelMissing, ScriptInvalid
 from skep.healing.diagnosis import diagnose, healed
 from skep.healing.history import History, Options
 from skep.healing.naming import name
-from skep.healing.remedies import BackOff, GiveUp, InstructStricter, Reflect, Remedy, SwitchProvider
+from skep.healing.remedies import BackOff, GiveUp, InstructStricter, Reflect, SwitchProvider
 from skep.models.failures import ModelFailure
 from skep.state.events import Classified, Planned
 from skep.tasks.ledger import Ledger, insert_task
@@ -148,19 +147,16 @@ class Queen:
             if isinstance(remedy, GiveUp | Reflect):
                 return None
             attempt = self._history.attempt
-            await self._run.record(f"queen healed {attempt}", healed(failure, remedy, attempt=attempt))
+            key = f"queen healed {attempt}"
+            await self._run.record(key, healed(failure, remedy, attempt=attempt))
             self._history = self._history.after(failure, remedy)
-            if isinstance(remedy, InstructStricter):
-                messages = [*messages, ModelRequest(parts=[UserPromptPart(remedy.text)])]
-            await self._apply(remedy, f"queen healed {attempt}")
-
-    async def _apply(self, remedy: Remedy, key: str) -> None:
-        if isinstance(remedy, SwitchProvider):
-            self._thinker.avoid |= {remedy.avoid}
-        if isinstance(remedy, BackOff) and key in self._run.journal:
-            recorded = await self._run.journal.read(key)
-            passed = (self._run.now() - recorded.at).total_seconds()
-            await asyncio.sleep(max(0.0, remedy.seconds - max(0.0, passed)))
+            match remedy:
+                case InstructStricter(text=text):
+                    messages = [*messages, ModelRequest(parts=[UserPromptPart(text)])]
+                case SwitchProvider(avoid=provider):
+                    self._thinker.avoid |= {provider}
+                case BackOff(seconds=seconds):
+                    await self._run.rest(key, seconds)
 
     async def _dispatch(self, plan: Plan) -> list[Task]:
         """Put the tasks of a plan on record, once, and wait until all have ended."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 from skep.state.events import Answered, Asked
 from skep.state.record import read_time, write_time
+from skep.tasks.journal import event_of
 from skep.tasks.ledger import Ledger
 from skep.tasks.meter import Meter
 from skep.tasks.run import Run
@@ -42,7 +43,7 @@ class Questions:
             return known
         await journal.flush(status="asking")  # a worker that took the task over has said that it runs
         with self._meter.standing_still():
-            answer = await self._wait(call, recorded.seq, until=read_time(recorded.event.until))  # type: ignore[union-attr]
+            answer = await self._wait(call, recorded.seq, until=read_time(event_of(recorded, Asked).until))
         if answer is None:
             await journal.flush(status="running")
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -86,6 +87,12 @@ class Run:
         """Record with what comes next what comes before the next step."""
         if self.ahead:
             self.journal.note(key, event)
+
+    async def rest(self, key: str, seconds: float) -> None:
+        """Wait so long, counted from when something was recorded under a key: a worker may have died meanwhile."""
+        if key in self.journal:
+            passed = (self.now() - (await self.journal.read(key)).at).total_seconds()
+            await asyncio.sleep(max(0.0, seconds - max(0.0, passed)))
 
     async def record(self, key: str, event: Event, **changes: Any) -> None:
         """Record now what is to come before the next step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -194,7 +193,7 @@ class Supervisor:
         talk.settle()
         match remedy:
             case BackOff(seconds=seconds):
-                await self._wait(seconds)
+                await self._run.rest(_healed_key(self._history.attempt - 1), seconds)
             case RetryNow() | Accept() | GiveUp():
                 pass
             case InstructStricter(text=text):
@@ -221,14 +220,6 @@ class Supervisor:
                 await self._reflect(failure)
             case _:
                 assert_never(remedy)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait as long as was decided, counted from when that was put on record: a worker may have died meanwhile."""
-        key, journal = _healed_key(self._history.attempt - 1), self._run.journal
-        if key in journal:
-            recorded = await journal.read(key)
-            passed = (self._run.now() - recorded.at).total_seconds()
-            await asyncio.sleep(max(0.0, seconds - max(0.0, passed)))
 
     async def _reflect(self, failure: Failure) -> None:
         check = failure.check or self._last_check()

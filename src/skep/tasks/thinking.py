@@ -90,9 +90,8 @@ class Thinker:
             self._tries += 1
             raise _read_failure(told)
         self._tries = 0
-        response = load_messages(told["response"])[0]
         return Heard(
-            response,  # type: ignore[arg-type]  # it was written as one
+            _read_response(told["response"]),
             _read_spend(told["spend"]),
             datetime.fromisoformat(told["at"]),
             told["elapsed_s"],
@@ -166,6 +165,15 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "scripted": answer.scripted,
         "value": None if answer.value is None else answer.value.model_dump(mode="json"),
     }
+
+
+def _read_response(told: str) -> ModelResponse:
+    from pydantic_ai.messages import ModelResponse
+
+    (response,) = load_messages(told)
+    if not isinstance(response, ModelResponse):
+        raise Defect("what is on record of a model is no answer")
+    return response
 
 
 def _spend(spend: Spend | None) -> dict[str, Any] | None:

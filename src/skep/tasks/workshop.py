@@ -15,13 +15,14 @@ from skep.governance.ruling import Policy
 from skep.healing.breaker import Breakers
 from skep.sessions.sessions import Sessions
 from skep.state.database import Database
+from skep.state.events import FailureNoted
 from skep.state.flags import Flags
 from skep.state.hives import Hive, Hives
 from skep.state.leases import Leases
 from skep.state.log import EventLog
 from skep.tasks.afterwards import Job
 from skep.tasks.agreement import Agreement, Bounds
-from skep.tasks.brief import queen_instructions, read_history, read_memory, worker_instructions
+from skep.tasks.brief import queen_instructions, read_failures, read_history, read_memory, worker_instructions
 from skep.tasks.engine import Pace
 from skep.tasks.ledger import Ledger
 from skep.tasks.meter import Meter
@@ -106,6 +107,7 @@ class _Matter:
     meter: Meter
     house: House
     memory: str
+    failures: Sequence[FailureNoted]
     history: Sequence[ModelMessage]
 
 
@@ -140,6 +142,7 @@ class _Bench:
             meter,
             house,
             await asyncio.to_thread(read_memory, house.folder) if flags.file_memory_enabled else "",
+            await read_failures(self._ledger, run.hive) if flags.file_memory_enabled else (),
             await read_history(self._ledger, run.task) if run.task.parent is None else (),
         )
 
@@ -174,7 +177,7 @@ class _Bench:
         agreed = matter.agreement
         toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(agreed, shop)
         questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
-        instructions = worker_instructions(run.hive, matter.memory)
+        instructions = worker_instructions(run.hive, matter.memory, matter.failures)
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
         async with self._desk(run, matter.house) as desk:
             steps = DurableSteps(

@@ -8,11 +8,16 @@ from skep.agent.observations import Answered, Observation
 from skep.agent.tool import Tool
 from skep.agent.tools.printed import trouble
 
+_SILENCE = "Nobody answered in time. Decide by yourself, and say how you did."
+
 
 async def ask_user(action: AskUser, desk: Desk) -> Observation:
     if desk.ask is None:
         return trouble(action, "tool_error", "nobody can be asked here; decide by yourself, and say how you did")
-    return Answered(stamp=action.stamp, answer=await desk.ask(action))
+    answer = await desk.ask(action)
+    if answer is None:
+        return Answered(stamp=action.stamp, answer=_SILENCE, answered=False)
+    return Answered(stamp=action.stamp, answer=answer)
 
 
 async def finish(action: Finish, desk: Desk) -> Observation:
