@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.gateway.served import DEADLINE_S, Home, environment, eventually, furnish
+from tests.cli.typing import CTRL_C, Terminal, at_terminal
+from tests.gateway.served import DEADLINE_S, Home, environment, eventually, furnish, runs
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +85,36 @@ def test_ctrl_c_ends_the_task(alone: Home) -> None:
 
 
 def test_a_question_is_answered_at_the_terminal(alone: Home) -> None:
-    near, far = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "skep", "run", "ask at a terminal"],
-        env={**environment(alone.folder), "TERM": "dumb"},
-        stdin=far,
-        stdout=far,
-        stderr=far,
-    ) as process:
-        os.close(far)
-        shown = ""
+    with at_terminal(alone, "run", "ask at a terminal") as terminal:
+        terminal.shows("Which colour? (red, blue)")
+        terminal.type(b"blue\n")
+        terminal.shows("it was")
+        assert "blue" in terminal.shown
+        assert terminal.process.wait(DEADLINE_S) == 0
 
-        def has(text: str) -> bool:
-            nonlocal shown
-            shown += os.read(near, 4096).decode()
-            return text in shown
 
-        try:
-            eventually(lambda: has("Which colour? (red, blue)"), "the question")
-            os.write(near, b"blue\n")
-            eventually(lambda: has("blue") and "it was" in shown, "the reply")
-            assert process.wait(DEADLINE_S) == 0
-        finally:
-            process.kill()
-            os.close(near)
+def status(home: Home, terminal: Terminal) -> str:
+    """Return how the task stands that was begun at a terminal."""
+    (task,) = set(re.findall(r"task (tsk_\w+)", terminal.shown))
+    found: str = json.loads(home.done("task", "show", task, "--json"))["status"]
+    return found
+
+
+def test_ctrl_c_ends_a_task_that_nobody_works_on_yet(alone: Home) -> None:
+    with at_terminal(alone, "run", "sleep 300.625") as terminal:
+        terminal.shows("task tsk_")  # the engine is only being started
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(DEADLINE_S) == 130
+        assert status(alone, terminal) == "cancelled"
+
+
+def test_a_second_ctrl_c_leaves_the_end_of_the_task_on_record(alone: Home) -> None:
+    with at_terminal(alone, "run", "sleep 300.875") as terminal:
+        eventually(lambda: runs("sleep", "300.875"), "the command runs")
+        terminal.type(CTRL_C)
+        terminal.shows("ending the task")
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(DEADLINE_S) == 130
+        terminal.shows("left; tsk_")
+        assert status(alone, terminal) in ("cancelling", "cancelled")
+        assert "is on record as to be ended" in terminal.shown

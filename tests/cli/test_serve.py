@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.typing import CTRL_C, at_terminal
 from tests.gateway.served import DEADLINE_S, Home, Served, environment, eventually, furnish, runs, serving
 
 from skep.app.service import is_public
@@ -60,6 +63,23 @@ def test_tasks_of_the_server_are_handled_by_the_same_commands(served: Served) ->
     assert again["origin"] == task
     served.home.done("task", "cancel", again["id"])
     assert "no task" in served.home.run("task", "answer", "tsk_x", "yes").stderr
+
+
+def test_who_leaves_while_the_server_does_not_answer_is_told_that_the_task_may_go_on(served: Served) -> None:
+    with at_terminal(served.home, "run", "sleep 300.0625") as terminal:
+        eventually(lambda: runs("sleep", "300.0625"), "the command runs")
+        served.process.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):
+                terminal.type(CTRL_C)
+                terminal.shows("ending the task")
+            assert terminal.process.wait(DEADLINE_S) == 130
+        finally:
+            served.process.send_signal(signal.SIGCONT)
+        terminal.shows("may go on. End it with: skep task cancel tsk_")
+        (advice,) = set(re.findall(r"skep (task cancel tsk_\w+)", terminal.shown))
+        served.home.done(*advice.split())
+    eventually(lambda: not runs("sleep", "300.0625"), "the advice helps")
 
 
 def test_a_task_is_followed_through_the_death_of_its_server(tmp_path: Path, warm_scripts: Path) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from skep.cli.desk import DEFAULT_ACCOUNT, DEFAULT_THREAD, Account, actor, complete_hive, settle, tell
-from skep.cli.terminal import AsJson, examples, print_json, print_line
+from skep.cli.terminal import INTERRUPTED, AsJson, examples, print_json, print_line
 
 if TYPE_CHECKING:
     from skep.app.carrier import Carrier
+    from skep.cli.interrupting import Interrupts
     from skep.tasks.task import Task
 
 T = TypeVar("T")
@@ -59,7 +60,8 @@ def run(
     """Ask a hive for something, and watch until it replies.
 
     The reply goes to stdout, what happens on the way to stderr; with --json the events go to stdout, one to a line.
-    The exit code is 0 when the task succeeded and 1 when it failed. Ctrl-C ends the task; twice does not wait for that.
+    The exit code is 0 when the task succeeded and 1 when it failed. Ctrl-C ends the task; twice does not wait for
+    that, and says what becomes of it.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     carry(
@@ -74,23 +76,34 @@ def carry(account: str, begin: Callable[[Carrier], Awaitable[Task]], *, follow: 
     """Have a task begun and, unless it is to be left alone, follow it; the exit code says how it ended."""
 
     async def work(carrier: Carrier) -> int:
-        from skep.cli.following import Following
+        from skep.cli.interrupting import Interrupts
 
-        task = await begin(carrier)
-        if not follow:
-            print_accepted(task, as_json=as_json)
-            return 0
-        if not as_json:
-            tell(f"task {task.id}")
-        async with carrier.working():
-            return await Following(carrier, task, as_json=as_json).run()
+        interrupts = Interrupts(carrier)
+        try:
+            task = await begin(carrier)
+            if not follow:
+                print_accepted(task, as_json=as_json)
+                return 0
+            interrupts.aim_at(task)
+            return await _follow(carrier, task, interrupts, as_json=as_json)
+        except asyncio.CancelledError:
+            await interrupts.leave()
+            raise
 
     try:
         code = with_tasks(account, work)
     except asyncio.CancelledError:  # a second Ctrl-C
-        tell("left; what became of it: skep task list")
-        code = 130
+        code = INTERRUPTED
     raise typer.Exit(code)
+
+
+async def _follow(carrier: Carrier, task: Task, interrupts: Interrupts, *, as_json: bool) -> int:
+    from skep.cli.following import Following
+
+    if not as_json:
+        tell(f"task {task.id}")
+    async with carrier.working():
+        return await Following(carrier, task, interrupts, as_json=as_json).run()
 
 
 def print_accepted(task: Task, *, as_json: bool) -> None:

@@ -1,16 +1,16 @@
-"""Follow a task to its end: tell what happens, answer what it asks, and end it with Ctrl-C."""
+"""Follow a task to its end: tell what happens, and answer what it asks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from skep.cli.desk import tell
 from skep.cli.storyline import Story, spent
-from skep.cli.terminal import print_line
+from skep.cli.terminal import INTERRUPTED, print_line
 from skep.state.events import Answered, Asked, TaskEnded
 from skep.state.wire import as_json
 
@@ -18,35 +18,32 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from skep.app.carrier import Carrier
+    from skep.cli.interrupting import Interrupts
     from skep.state.events import Recorded
     from skep.tasks.task import Task
 
 FAILED = 1
-INTERRUPTED = 130
 
 
 class Following:
     """One task, followed for a person at a terminal or for a program."""
 
-    def __init__(self, carrier: Carrier, task: Task, *, as_json: bool) -> None:
+    def __init__(self, carrier: Carrier, task: Task, interrupts: Interrupts, *, as_json: bool) -> None:
         self._carrier = carrier
         self._task = task
         self._as_json = as_json
         self._story = Story(task)
-        self._interrupted = False
+        self._interrupts = interrupts
         self._beside: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """Follow to the end; return the exit code. A second Ctrl-C ends this, and not the task, by a cancellation."""
-        loop = asyncio.get_running_loop()
-        this = asyncio.current_task()
-        assert this is not None
-        loop.add_signal_handler(signal.SIGINT, self._interrupt, this)
+        """Follow to the end; return the exit code."""
+        self._interrupts.say = lambda text: self._story.say(text, "bad", whole=True)
         try:
             await self._watch()
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            self._interrupts.say = tell
             self._story.hush()
             for one in self._beside:
                 one.cancel()
@@ -83,17 +80,6 @@ class Following:
         if line:
             await self._carrier.answer(task_id, line.strip(), call=call)
 
-    def _interrupt(self, this: asyncio.Task[int]) -> None:
-        if self._interrupted:
-            this.cancel()
-            return
-        self._interrupted = True
-        self._story.say("ending the task; Ctrl-C again does not wait for that", "bad")
-        self._start(self._cancel())
-
-    async def _cancel(self) -> None:
-        await self._carrier.cancel(self._task.id, why="Ctrl-C")
-
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._beside.add(task)
@@ -116,7 +102,7 @@ class Following:
         match task.status:
             case "succeeded":
                 return 0
-            case "cancelled" if self._interrupted:
+            case "cancelled" if self._interrupts.pressed:
                 return INTERRUPTED
             case _:
                 return FAILED

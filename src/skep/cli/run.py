@@ -15,10 +15,8 @@ from typer import Abort, Context
 
 from skep.cli.app import app
 from skep.cli.desk import debugging
-from skep.cli.terminal import printable
+from skep.cli.terminal import INTERRUPTED, printable
 from skep.errors import Defect, InvalidRequest, SkepError, StorageFull
-
-INTERRUPTED = 130
 
 
 @runtime_checkable
