@@ -75,7 +75,7 @@ class RunPython(_Action):
 
 
 class ReadFile(_Action):
-    """Read lines of a file below /workspace, from `start` (the first is 1)."""
+    """Read lines of a file below /workspace, from `start` (the first is 1); or look at a picture."""
 
     kind: Literal["read_file"] = "read_file"
     path: Line

@@ -24,7 +24,8 @@ from pydantic_ai.messages import (
 )
 
 from skep.agent.bounds import clip
-from skep.agent.observations import Observation, Refused, Trouble
+from skep.agent.observations import Observation, Refused, Trouble, pictures_of
+from skep.models.sight import mark
 
 T = TypeVar("T")
 
@@ -104,10 +105,15 @@ class Conversation:
 
     def answer(self, call: ToolCallPart, observation: Observation) -> None:
         """Keep what came of a call until all calls of the answer have been seen to."""
-        failed = isinstance(observation, Refused | Trouble)
-        content, outcome = show(observation), "failed" if failed else "success"
-        part = ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)  # type: ignore[arg-type]
-        self._answers.append(part)
+        self._answers.append(
+            ToolReturnPart(
+                call.tool_name,
+                show(observation),
+                call.tool_call_id,
+                metadata=mark(pictures_of(observation)),
+                outcome="failed" if isinstance(observation, Refused | Trouble) else "success",
+            )
+        )
 
     def forget_arguments(self, call: ToolCallPart) -> ToolCallPart:
         """Keep no more than the beginning of arguments that could not be read: they would be sent again every time."""
@@ -191,7 +197,7 @@ def _shortened(message: ModelMessage) -> ModelMessage:
 def _shortened_request(part: ModelRequestPart) -> ModelRequestPart:
     match part:
         case ToolReturnPart(content=str(content)):
-            return _with(part, content=_short(content, _OLD_CHARS))
+            return _with(part, content=_short(content, _OLD_CHARS), metadata=None)
         case UserPromptPart(content=str(content)):
             return replace(part, content=_short(content, 8 * _OLD_CHARS))
         case _:

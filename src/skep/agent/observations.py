@@ -95,7 +95,7 @@ class CellRan(_Output):
 
 
 class FileRead(_Observation):
-    """`next` is the line to go on from, None at the end of the file."""
+    """`next` is the line to go on from, None at the end of the file; a `picture` has no text."""
 
     kind: Literal["file_read"] = "file_read"
     path: str
@@ -103,6 +103,7 @@ class FileRead(_Observation):
     start: int
     next: int | None = None
     note: str = ""
+    picture: str | None = None
 
 
 class FileWritten(_Observation):
@@ -235,6 +236,18 @@ Observation: TypeAlias = (
     | Trouble
     | Interrupted
 )
+
+
+def pictures_of(observation: Observation) -> tuple[str, ...]:
+    """Return the files of the pictures that came of an act."""
+    match observation:
+        case CellRan(pictures=paths):
+            return paths
+        case FileRead(picture=str(path)) | PageSeen(picture=str(path)):
+            return (path,)
+        case _:
+            return ()
+
 
 _ADAPTER: TypeAdapter[Observation] = TypeAdapter(Annotated[Observation, Field(discriminator="kind")])
 

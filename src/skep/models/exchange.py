@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pydantic_ai import ToolDefinition
     from pydantic_ai.messages import ModelMessage, ModelResponse
 
+    from skep.models.sight import Look
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -22,7 +24,8 @@ class Request:
 
     `avoid` names providers, or single models as provider/id, that answer only where no other is configured. `tries`
     says how often this very request was made before without an answer, where the caller has that on record; only a
-    rehearsal looks at it, so that a failure which its script has once happens once, whatever process asks.
+    rehearsal looks at it, so that a failure which its script has once happens once, whatever process asks. `look` gives
+    the pictures of the conversation to a model that reads images.
     """
 
     role: Role
@@ -33,6 +36,7 @@ class Request:
     avoid: frozenset[str] = frozenset()
     max_tokens: int | None = None
     tries: int | None = None
+    look: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)

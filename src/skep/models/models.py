@@ -93,13 +93,14 @@ class Models:
     async def _ask(self, spec: ModelSpec, request: Request) -> Answer:
         from skep.models.hearing import hear, judge
         from skep.models.output import NotTheSchema, parameters, read_value
+        from skep.models.sight import seen
 
         began = time.monotonic()
         model = await self._providers.model(spec, request)
         response = await hear(
             spec,
             model,
-            request.messages,
+            await seen(request.messages, request.look if spec.vision else None),
             parameters=parameters(request, spec),
             timeout_s=self._timeout_s,
             max_tokens=request.max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skep.agent.actions import Action, AskUser
@@ -10,6 +11,7 @@ from skep.agent.conversation import Thought
 from skep.agent.desk import Desk
 from skep.agent.loop import Call
 from skep.agent.observations import Interrupted, Observation, Trouble, read_observation
+from skep.agent.pictures import look
 from skep.agent.toolbox import Toolbox
 from skep.errors import LeaseLost, SkepError
 from skep.governance.ruling import Policy, Ruling, rule
@@ -58,7 +60,8 @@ class DurableSteps:
         desk.ask = self._ask
 
     async def think(self, messages: Sequence[ModelMessage], step: int) -> Thought:
-        heard = await self._thinker.ask("work", messages, tools=self._toolbox.definitions)
+        look_around = partial(look, self._desk)
+        heard = await self._thinker.ask("work", messages, tools=self._toolbox.definitions, look=look_around)
         tokens = heard.spend.input_tokens + heard.spend.output_tokens
         return Thought(heard.response, tokens, heard.spend.usd, heard.at, heard.elapsed_s)
 

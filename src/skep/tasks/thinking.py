@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from skep.healing.breaker import Breakers
     from skep.models.models import Models
+    from skep.models.sight import Look
     from skep.models.spec import Level, Role
 
 
@@ -71,9 +72,14 @@ class Thinker:
         tools: Sequence[ToolDefinition] = (),
         schema: type[BaseModel] | None = None,
         level: Level | None = None,
+        look: Look | None = None,
     ) -> Heard:
-        """Ask once. Raises the failure, on record like an answer, if there was none."""
-        request = Request(role, messages, tools, schema, level=level or self.level, avoid=self.avoid, tries=self._tries)
+        """Ask once. Raises the failure, on record like an answer, if there was none.
+
+        `look` gives the pictures of the conversation to a model that reads images; what they show is not on record.
+        """
+        wanted = level or self.level
+        request = Request(role, messages, tools, schema, wanted, self.avoid, tries=self._tries, look=look)
         self._run.journal.write_soon()
 
         async def body() -> dict[str, Any]:

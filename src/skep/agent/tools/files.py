@@ -11,9 +11,11 @@ from skep.agent.actions import EditFile, ListFiles, ReadFile, WriteFile
 from skep.agent.desk import Desk
 from skep.agent.excerpt import Excerpt
 from skep.agent.observations import Entry, FileEdited, FileRead, FileWritten, Listed, Observation
+from skep.agent.pictures import picture_type
 from skep.agent.tool import Tool
 from skep.agent.tools.paths import MEMORY, shared, within
 from skep.errors import Denied, InvalidRequest, LimitReached
+from skep.sessions.sniff import HEAD_BYTES
 
 #: The largest file that is edited, and that an edit makes.
 _EDIT_BYTES = 4 << 20
@@ -24,13 +26,15 @@ _MOST_SIZE = (1 << 53) - 1
 
 async def read_file(action: ReadFile, desk: Desk) -> Observation:
     computer, path = await desk.computer(), within(action.path)
-    excerpt = Excerpt(action.start, action.lines)
+    excerpt, head = Excerpt(action.start, action.lines), b""
     async with computer.files() as files:
-        stream = files.stream(path)
-        async for chunk in stream:
+        async for chunk in files.stream(path):
+            head = head or chunk[:HEAD_BYTES]
             if excerpt.feed(chunk):
                 break
     text, then, note = excerpt.result()
+    if b"\0" in head and (kind := picture_type(head)):
+        return FileRead(stamp=action.stamp, path=path, text="", start=1, note=f"this is {kind}", picture=path)
     return FileRead(stamp=action.stamp, path=path, text=text, start=action.start, next=then, note=note)
 
 
