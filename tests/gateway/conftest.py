@@ -1,4 +1,4 @@
-"""One server for all tests of the door, with hives of two accounts."""
+"""One server for all tests of the door, with hives of two accounts; it goes with the last of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.served import Served, furnish, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory, warm_scripts: Path) -> Iterator[Served]:
     with serving(furnish(tmp_path_factory.mktemp("served"), warm_scripts)) as server:
         yield server

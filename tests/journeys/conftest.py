@@ -25,7 +25,7 @@ SKILLS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def houses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Protocol], House]]:
     """Give the served home, with the hive `garden`, whose models speak a protocol."""
     with ExitStack() as stack:
