@@ -22,6 +22,12 @@ from skep.state.schema import event_heads, events
 BATCH_EVENTS = 1000
 BATCH_BYTES = 8 * 1024 * 1024
 
+_LOCK = (
+    select(event_heads)
+    .where(event_heads.c.hive_id.in_(bindparam("hives", expanding=True)))
+    .order_by(event_heads.c.hive_id)
+    .with_for_update()
+)
 _INSERT = insert(events)
 _ADVANCE = (
     update(event_heads)
@@ -149,9 +155,7 @@ class Writer:
         self, connection: AsyncConnection, hive_ids: Sequence[str]
     ) -> tuple[dict[str, Head], dict[str, int]]:
         """Lock the heads, in order, until the commit: whoever appends to these hives comes after us."""
-        these = select(event_heads).where(event_heads.c.hive_id.in_(hive_ids))
-        statement = these.order_by(event_heads.c.hive_id).with_for_update()
-        rows = (await connection.execute(statement)).all()
+        rows = (await connection.execute(_LOCK, {"hives": hive_ids})).all()
         heads = {row.hive_id: await self._head(connection, row.hive_id, row.seq, row.hash) for row in rows}
         if len(heads) != len(hive_ids):
             self._heads.clear()

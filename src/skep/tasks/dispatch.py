@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Select, and_, func, or_, select, update
@@ -31,7 +32,7 @@ class Dispatcher:
     async def sweep(self) -> int:
         """Bring on whatever can be brought on; return how many tasks the engine was told of."""
         told = await self._bring()
-        if await self._ledger.select(_waiting().limit(1)):
+        if await self._ledger.select(_one_waiting()):
             await self._displace()
             await self._end_hopeless()
             if await self._promote():
@@ -40,7 +41,7 @@ class Dispatcher:
         return told
 
     async def _bring(self) -> int:
-        ready = await self._ready()
+        ready = await self._ledger.select(_ready())
         for task in ready:
             try:
                 await self._enqueue(task)
@@ -52,8 +53,7 @@ class Dispatcher:
 
     async def _follow_up(self) -> None:
         """Have done what follows tasks that ended before the engine knew of them: no worker saw their end."""
-        unseen = select(tasks).where(tasks.c.enqueued.is_(False), tasks.c.status.in_(ENDED)).limit(WINDOW)
-        if ended := await self._ledger.select(unseen):
+        if ended := await self._ledger.select(_unseen()):
             for task in ended:
                 await self._see_off(task)
             await self._mark([task.id for task in ended])
@@ -85,19 +85,31 @@ class Dispatcher:
                 await connection.execute(statement)
         return bool(free)
 
-    async def _ready(self) -> tuple[Task, ...]:
-        """Return the tasks to enqueue: of every account as many as there is room for, oldest first."""
-        line = (tasks.c.enqueued.desc(), tasks.c.created_at, tasks.c.id)
-        place = func.row_number().over(partition_by=tasks.c.account_id, order_by=line)
-        known = and_(tasks.c.enqueued.is_(True), tasks.c.status.in_(OPEN))
-        new = and_(tasks.c.enqueued.is_(False), tasks.c.status == "queued")
-        inner = select(tasks, place.label("n")).where(or_(known, new)).subquery()
-        fit = (inner.c.n <= WINDOW, inner.c.enqueued.is_(False))
-        return await self._ledger.select(select(inner).where(*fit).order_by(inner.c.n))
-
     async def _mark(self, ids: Sequence[str]) -> None:
         async with self._ledger.database.write() as connection:
             await connection.execute(update(tasks).where(tasks.c.id.in_(ids)).values(enqueued=True))
+
+
+@cache
+def _ready() -> Select[Any]:
+    """Find the tasks to enqueue: of every account as many as there is room for, oldest first."""
+    line = (tasks.c.enqueued.desc(), tasks.c.created_at, tasks.c.id)
+    place = func.row_number().over(partition_by=tasks.c.account_id, order_by=line)
+    known = and_(tasks.c.enqueued.is_(True), tasks.c.status.in_(OPEN))
+    new = and_(tasks.c.enqueued.is_(False), tasks.c.status == "queued")
+    inner = select(tasks, place.label("n")).where(or_(known, new)).subquery()
+    fit = (inner.c.n <= WINDOW, inner.c.enqueued.is_(False))
+    return select(inner).where(*fit).order_by(inner.c.n)
+
+
+@cache
+def _unseen() -> Select[Any]:
+    return select(tasks).where(tasks.c.enqueued.is_(False), tasks.c.status.in_(ENDED)).limit(WINDOW)
+
+
+@cache
+def _one_waiting() -> Select[Any]:
+    return _waiting().limit(1)
 
 
 def _waiting() -> Select[Any]:

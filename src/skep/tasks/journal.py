@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import insert, literal, select, true, union_all
+from sqlalchemy import Text, bindparam, insert, literal, select, true, union_all
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningInsert
@@ -168,10 +169,12 @@ class Journal:
             async with self._ledger.database.write() as connection:
                 await change(connection, self._task, changes, tasks.c.starts == self._task.starts)
             return
-        keep = self._keep([key for key, _ in entries])
+        keep = _keep(len(entries))
+        kept: dict[str, Any] = {f"key_{n}": key for n, (key, _) in enumerate(entries, start=1)}
+        kept |= {"task": self._task.id, "held": self._task.starts}
 
         async def alongside(connection: AsyncConnection) -> None:
-            if len((await connection.execute(keep)).all()) != len(entries):
+            if len((await connection.execute(keep, kept)).all()) != len(entries):
                 raise LeaseLost(f"task {self._task.id} has ended, or another worker has it", hint="stop working on it")
             if changes:
                 await change(connection, self._task, changes)
@@ -181,22 +184,23 @@ class Journal:
         recorded = await self._ledger.append(self._task, [event for _, event in entries], self._actor, alongside)
         self._keys.update({key: one.seq for (key, _), one in zip(entries, recorded, strict=True)})
 
-    def _keep(self, keys: Sequence[str]) -> ReturningInsert[tuple[int]]:
-        """Put down keys with the numbers that their events are going to have, if this worker still has the task."""
-        new = union_all(
-            *(select(literal(key).label("key"), literal(n).label("n")) for n, key in enumerate(keys, start=1))
-        ).subquery()
-        mine = (tasks.c.id == self._task.id, tasks.c.starts == self._task.starts, tasks.c.status.not_in(ENDED))
-        joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id).join(new, true())
-        rows = select(tasks.c.id, new.c.key, event_heads.c.seq + new.c.n).select_from(joined).where(*mine)
-        return insert(steps).from_select(["task_id", "key", "seq"], rows).returning(steps.c.seq)
-
 
 def event_of(recorded: Recorded, kind: type[E]) -> E:
     """Return the event of a record that was made as one of this kind."""
     if not isinstance(recorded.event, kind):
         raise Defect(f"event {recorded.seq} of {recorded.hive_id} is no {kind.__name__}")
     return recorded.event
+
+
+@cache
+def _keep(count: int) -> ReturningInsert[tuple[int]]:
+    """Put down keys with the numbers that their events are going to have, if the worker still has the task."""
+    named = (bindparam(f"key_{n}", type_=Text).label("key") for n in range(1, count + 1))
+    new = union_all(*(select(key, literal(n).label("n")) for n, key in enumerate(named, start=1))).subquery()
+    mine = (tasks.c.id == bindparam("task"), tasks.c.starts == bindparam("held"), tasks.c.status.not_in(ENDED))
+    joined = tasks.join(event_heads, event_heads.c.hive_id == tasks.c.hive_id).join(new, true())
+    rows = select(tasks.c.id, new.c.key, event_heads.c.seq + new.c.n).select_from(joined).where(*mine)
+    return insert(steps).from_select(["task_id", "key", "seq"], rows).returning(steps.c.seq)
 
 
 async def read_keys(ledger: Ledger, task_id: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skep.errors import LeaseLost, NotFound
@@ -28,6 +28,7 @@ from skep.tasks.task import ENDED, End, Status, Task, is_task_id
 
 _TIMES = ("created_at", "started_at", "ended_at")
 _FIELDS = tuple(name for name in Task.__dataclass_fields__)
+_FIND = select(tasks).where(tasks.c.id == bindparam("task"))
 
 
 class Ledger:
@@ -39,7 +40,7 @@ class Ledger:
         self.now = now
 
     async def find(self, task_id: str) -> Task | None:
-        found = await self.select(select(tasks).where(tasks.c.id == task_id))
+        found = await self.select(_FIND, task=task_id)
         return found[0] if found else None
 
     async def get(self, task_id: str, *, account_id: str) -> Task:
@@ -49,9 +50,9 @@ class Ledger:
             raise NotFound(f"there is no task {shown(task_id)}", hint="list them with: skep task list")
         return found
 
-    async def select(self, statement: Select[Any]) -> tuple[Task, ...]:
+    async def select(self, statement: Select[Any], **parameters: Any) -> tuple[Task, ...]:
         async with self.database.read() as connection:
-            return tuple(read_task(row) for row in (await connection.execute(statement)).mappings())
+            return tuple(read_task(row) for row in (await connection.execute(statement, parameters)).mappings())
 
     async def append(
         self, task: Task, events: Sequence[Event], actor: str, alongside: Alongside | None
