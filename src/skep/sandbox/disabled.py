@@ -65,6 +65,9 @@ class DisabledSandbox(Sandbox):
     async def kill_all(self) -> None:
         self.refuse()
 
+    async def end_marked(self, run: str, *, within_s: float = 1.5) -> bool:
+        self.refuse()
+
     async def set_policy(self, policy: Policy) -> None:
         self.refuse()
 

@@ -28,12 +28,13 @@ from skep.sandbox.former import Former
 from skep.sandbox.guest import Guest
 from skep.sandbox.inlet import connected
 from skep.sandbox.limits import CommandLimits, LimitName
+from skep.sandbox.population import end_marked, has_processes
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.stack import Stack, lay, prepare
 from skep.sandbox.tree import Tree
-from skep.sandbox.watcher import Watcher, has_processes
+from skep.sandbox.watcher import Watcher
 
 #: Ask the agent for its mount namespace, not that of its network.
 MOUNTS = 1
@@ -145,6 +146,13 @@ class ResidentSandbox(Sandbox):
 
     async def kill_all(self) -> None:
         await self._agent.signal_inside(-1, signal.SIGKILL)
+
+    async def end_marked(self, run: str, *, within_s: float = 1.5) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.files.examine(partial(end_marked, run=run, within_s=within_s))
+        except TimeoutError:
+            return False
 
     async def stop(self) -> None:
         if self._stopping is None:

@@ -306,6 +306,14 @@ class Sandbox(abc.ABC):
     async def kill_all(self) -> None:
         """End every process inside at once, daemons and fork bombs too. The sandbox itself goes on."""
 
+    async def end_marked(self, run: str, *, within_s: float = 1.5) -> bool:
+        """End every process inside that is a run's, daemons too, and nothing else; say whether none is left.
+
+        They are known by the `SKEP_IDEMPOTENCY_KEY` that they began with: the run's name, then `.` or `:` and more. One
+        that has cleared its environment is not found. A mechanism that cannot look ends nothing.
+        """
+        return False
+
     async def occupied(self) -> bool:
         """Say whether anything runs inside, or another process uses it."""
         return any(job.running for job in self._jobs.values())

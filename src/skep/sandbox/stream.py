@@ -184,6 +184,14 @@ class StreamSandbox(Sandbox):
     async def kill_all(self) -> None:
         await self._conversation.ask(wire.KILL_ALL)
 
+    async def end_marked(self, run: str, *, within_s: float = 1.5) -> bool:
+        asked = json.dumps({"run": run, "within_s": within_s}).encode()
+        try:
+            async with asyncio.timeout(within_s):
+                return (await self._conversation.ask(wire.END_MARKED, asked)).value == b"true"
+        except TimeoutError:
+            return False
+
     async def stop(self) -> None:
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())

@@ -14,13 +14,13 @@ import signal
 import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
 from skep.errors import SandboxLost
 from skep.sandbox.agent import PAUSE, RESUME, Agent
 from skep.sandbox.census import Census, Usage
 from skep.sandbox.guest import Guest
 from skep.sandbox.limits import Limits
+from skep.sandbox.population import processes
 from skep.sandbox.process import AgentProcess
 from skep.sandbox.tree import Tree
 
@@ -180,7 +180,7 @@ class Watcher:
     def look_now(self) -> None:
         """Look how many processes there are: a command that failed for want of another has ended in between."""
         if self._watch_memory:
-            with _processes(self._files.root_fd) as (_, pids):
+            with processes(self._files.root_fd) as (_, pids):
                 self._count_processes(len(pids))
 
     def _count_processes(self, there: int) -> None:
@@ -206,12 +206,6 @@ async def _census(folder: int) -> Usage:
     return await asyncio.to_thread(counted)
 
 
-def has_processes(root_fd: int) -> bool:
-    """Say whether any process but the agent is in the sandbox with this root."""
-    with _processes(root_fd) as (_, pids):
-        return bool(pids)
-
-
 def _files_in_memory(root_fd: int) -> int:
     return sum(_inodes(root_fd, folder) for folder in ("tmp", "cache", "dev/shm"))
 
@@ -231,7 +225,7 @@ def _inodes(root_fd: int, folder: str) -> int:
 def _held_open(root_fd: int) -> Usage:
     """Count the files that have no name any more but take room for as long as somebody inside holds them open."""
     found: dict[tuple[int, int], int] = {}
-    with _processes(root_fd) as (proc, pids):
+    with processes(root_fd) as (proc, pids):
         for pid in pids:
             with contextlib.suppress(OSError):
                 folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
@@ -253,7 +247,7 @@ def _nameless(fds: int) -> Iterator[tuple[tuple[int, int], int]]:
 def _memory_by_process(root_fd: int) -> Iterator[tuple[int, int]]:
     """Yield the processes inside with the memory that is theirs alone, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
-    with _processes(root_fd) as (proc, pids):
+    with processes(root_fd) as (proc, pids):
         for pid in pids:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 fd = os.open(f"{pid}/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -262,17 +256,3 @@ def _memory_by_process(root_fd: int) -> Iterator[tuple[int, int]]:
                 finally:
                     os.close(fd)
                 yield pid, (int(resident) - int(shared)) * page
-
-
-@contextmanager
-def _processes(root_fd: int) -> Iterator[tuple[int, list[int]]]:
-    """Open /proc as it is inside, with the processes in it other than the agent; nothing of a dead sandbox's."""
-    try:
-        proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
-    except OSError:
-        yield -1, []
-        return
-    try:
-        yield proc, [int(name) for name in os.listdir(proc) if name.isdigit() and name != "1"]
-    finally:
-        os.close(proc)

@@ -16,6 +16,8 @@ from skep.testing.promise import MakeSandbox, eventually, output_of, promise, re
 
 #: Every wait ends this soon after the sandbox's death.
 SOON_S = 2.0
+#: Longer than any machine takes, however much else it does.
+SURE_S = 20.0
 
 
 class LifePromises:
@@ -95,6 +97,29 @@ class LifePromises:
         assert await sandbox.alive()
         assert (await sandbox.run("cat kept")).stdout == b"1"
         process.release()
+
+    @promise
+    async def test_what_a_run_has_detached_ends_by_its_mark_and_nothing_else_does(self, sandbox: Sandbox) -> None:
+        ours = [*await _detached(sandbox, "run:1"), *await _detached(sandbox, "run.2:1")]
+        others = [pid for key in ("runs:1", "other:run:1", None) for pid in await _detached(sandbox, key)]
+        assert await _left(sandbox, *ours, *others) == {*ours, *others}
+        assert await sandbox.end_marked("run", within_s=SURE_S)
+
+        async def gone() -> bool:
+            return await _left(sandbox, *ours, *others) == set(others)
+
+        await eventually(gone)
+
+    @promise
+    async def test_a_run_that_goes_on_starting_others_ends_by_its_mark(self, sandbox: Sandbox) -> None:
+        others = await sandbox.background("echo $$; exec sleep 1000")
+        restless = await sandbox.background(
+            "while :; do setsid sleep 0.1 & sleep 0.02; echo; done", env={"SKEP_IDEMPOTENCY_KEY": "run:1"}
+        )
+        await anext(restless.attach())
+        assert await sandbox.end_marked("run", within_s=SURE_S)
+        assert (await restless.wait()).signal == 9
+        assert others.running and await sandbox.alive()
 
     @promise
     async def test_sandboxes_know_nothing_of_each_other(self, make_sandbox: MakeSandbox) -> None:
@@ -229,6 +254,7 @@ CALLS: dict[str, Wait] = {
     "pause": lambda sandbox: sandbox.pause(),
     "resume": lambda sandbox: sandbox.resume(),
     "kill_all": lambda sandbox: sandbox.kill_all(),
+    "end_marked": lambda sandbox: sandbox.end_marked("run"),
     "read": lambda sandbox: sandbox.files.read("file"),
     "write": lambda sandbox: sandbox.files.write("file", b""),
     "append": lambda sandbox: sandbox.files.append("file", b""),
@@ -317,3 +343,17 @@ async def _has_text(sandbox: Sandbox, path: str) -> bool:
 
 def _open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def _detached(sandbox: Sandbox, key: str | None) -> list[int]:
+    """Leave two processes behind: one in the group of its command, and one that has left it."""
+    left = "nohup sleep 1000 >/dev/null 2>&1 & echo $!; setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    done = await sandbox.run(left, env=None if key is None else {"SKEP_IDEMPOTENCY_KEY": key})
+    return [int(pid) for pid in done.text.split()]
+
+
+async def _left(sandbox: Sandbox, *pids: int) -> set[int]:
+    """Say which of these run inside."""
+    look = "for pid; do read -r _ _ state _ < /proc/$pid/stat && [ $state != Z ] && echo $pid; done 2>/dev/null"
+    done = await sandbox.run(["/bin/sh", "-c", look, "look", *map(str, pids)])
+    return {int(pid) for pid in done.text.split()}

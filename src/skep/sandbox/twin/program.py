@@ -24,7 +24,8 @@ def twin_program() -> bytes:
         archive.writestr(_entry("__main__.py"), _MAIN)
         for package in _PACKAGES:
             archive.writestr(_entry(f"{package}/__init__.py"), b"")
-        for path in (_SANDBOX / "erase.py", _SANDBOX / "census.py", *sorted((_SANDBOX / "twin/inside").glob("*.py"))):
+        shared = (_SANDBOX / name for name in ("census.py", "erase.py", "mark.py"))
+        for path in (*shared, *sorted((_SANDBOX / "twin/inside").glob("*.py"))):
             name = f"skep/sandbox/{path.relative_to(_SANDBOX)}"
             archive.writestr(_entry(name), path.read_bytes())
             archive.writestr(_entry(f"{name}c"), _compiled(path, name))

@@ -48,6 +48,7 @@ class Desk:
             wire.PAUSE: self._pause,
             wire.RESUME: self._resume,
             wire.KILL_ALL: self._kill_all,
+            wire.END_MARKED: self._end_marked,
             wire.COUNT: self._count,
             wire.FILE: self._file,
             wire.WATCH: self._watch,
@@ -174,6 +175,9 @@ class Desk:
     def _kill_all(self, number: int, _: bytes) -> None:
         self._family.end()
         self._answer(number, None)
+
+    def _end_marked(self, number: int, payload: bytes) -> None:
+        self._answer(number, self._family.end_marked(**json.loads(payload)))
 
     def _count(self, number: int, _: bytes) -> None:
         self._answer(number, len(self._family.living()))

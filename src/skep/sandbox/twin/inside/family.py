@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from skep.sandbox.mark import is_marked, until_none
+
 #: How long somebody may go on forking before what is known of is dealt with as it is.
 _SETTLE_S = 2.0
 _STOPPED, _GONE = "tT", "ZX"
@@ -55,6 +57,18 @@ class Family:
                 self.halt(_SETTLE_S / 4)
             self._signal(self.living(), signal.SIGKILL)
 
+    def end_marked(self, run: str, within_s: float) -> bool:
+        """Kill a run's processes, those too that they start meanwhile; say whether none is left."""
+
+        def end_found() -> bool:
+            found = [kin for kin in self.living() if is_marked(f"/proc/{kin.pid}/environ", run)]
+            for one in found:
+                with contextlib.suppress(OSError):
+                    send(one, signal.SIGKILL)
+            return bool(found)
+
+        return until_none(end_found, within_s=within_s)
+
     def _signal(self, kin: list[Kin], number: int) -> None:
         if self._all:
             with contextlib.suppress(ProcessLookupError):
@@ -70,7 +84,8 @@ def send(kin: Kin, number: int) -> None:
     try:
         fd = os.pidfd_open(kin.pid)
     except (AttributeError, OSError):
-        if _read(kin.pid) == kin:
+        found = _read(kin.pid)
+        if found is not None and found.began == kin.began:
             os.kill(kin.pid, number)
         return
     try:
