@@ -86,6 +86,11 @@ async def test_an_answer_says_that_it_is_scripted_costs_nothing_and_names_its_tu
     assert answer.response.provider_details == {"scripted": True, "script": "play", "turn": 1}
 
 
+async def test_what_a_named_group_has_found_can_be_repeated(stage: Stage) -> None:
+    stage.write("turns: [{when: {prompt: '(?P<word>H[a-z]+)'}, reply: '{{word}}, {{word}} {{other}}'}]")
+    assert (await stage.ask()).response.text == "Hello, Hello {{other}}"
+
+
 async def test_the_first_turn_whose_conditions_hold_is_taken(stage: Stage) -> None:
     stage.write("""
 turns:

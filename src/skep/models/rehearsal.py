@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 from pydantic_ai import exceptions as raised
@@ -107,18 +107,27 @@ class Scene:
             and (when.results is None or when.results == self.count)
         )
 
-    def fill(self, value: Any) -> Any:
-        """Put the newest prompt and result where a script has their marks."""
-        match value:
-            case str():
-                value = value.replace("{{prompt}}", self.prompt[:_LONGEST_ECHO])
-                return value.replace("{{result}}", self.result[:_LONGEST_ECHO])
-            case dict():
-                return {name: self.fill(inner) for name, inner in value.items()}
-            case list():
-                return [self.fill(inner) for inner in value]
-            case _:
-                return value
+    def marks(self, when: When) -> dict[str, str]:
+        """Return what a script can repeat: the named groups of the turn's patterns, the newest prompt and result."""
+        results = [text for _, text in self.results]
+        among = ((when.prompt, [self.prompt]), (when.result, results), (when.anywhere, self.texts))
+        found = [re.search(pattern, text) for pattern, texts in among if pattern for text in texts]
+        groups = {name: value or "" for match in found if match for name, value in match.groupdict().items()}
+        echoes = {**groups, "prompt": self.prompt, "result": self.result}
+        return {f"{{{{{name}}}}}": value[:_LONGEST_ECHO] for name, value in echoes.items()}
+
+
+def _filled(value: Any, marks: Mapping[str, str]) -> Any:
+    """Put what the marks stand for in their places."""
+    match value:
+        case str():
+            return reduce(lambda text, mark: text.replace(*mark), marks.items(), value)
+        case dict():
+            return {name: _filled(inner, marks) for name, inner in value.items()}
+        case list():
+            return [_filled(inner, marks) for inner in value]
+        case _:
+            return value
 
 
 def _is_result(part: ModelRequestPart) -> bool:
@@ -203,12 +212,13 @@ class RehearsalModel(Model[None]):
 
     def _response(self, scene: Scene, number: int, turn: ScriptedTurn, wanted: ModelRequestParameters) -> ModelResponse:
         parts: list[ModelResponsePart] = []
+        marks = scene.marks(turn.when)
         if turn.reply is not None:
-            parts.append(TextPart(scene.fill(turn.reply)))
+            parts.append(TextPart(_filled(turn.reply, marks)))
         for place, call in enumerate(turn.call):
-            parts.append(ToolCallPart(call.tool, scene.fill(call.arguments), f"call_{scene.digest}_{place}"))
+            parts.append(ToolCallPart(call.tool, _filled(call.arguments, marks), f"call_{scene.digest}_{place}"))
         if turn.value is not None:
-            value = scene.fill(turn.value)
+            value = _filled(turn.value, marks)
             tool = wanted.output_tools[0].name if wanted.output_tools else None
             said = ToolCallPart(tool, value, f"call_{scene.digest}_0") if tool else TextPart(json.dumps(value))
             parts.append(said)

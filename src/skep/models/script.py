@@ -81,7 +81,7 @@ class ScriptedTurn(_Part):
     after_s: float = Field(default=0.0, ge=0, le=3600)
     """Seconds to think before."""
     reply: str | None = None
-    """Text. {{prompt}} and {{result}} stand for the newest prompt and the newest result."""
+    """Text. {{prompt}} and {{result}} stand for the newest prompt and result, {{name}} for a named group."""
     call: Calls = ()
     """One call or several; texts in the arguments may hold the same marks as a reply."""
     value: dict[str, Any] | None = None

@@ -13,10 +13,11 @@ from skep.agent.bounds import keep
 from skep.agent.desk import Desk
 from skep.agent.observations import CommandEnded, CommandPolled, CommandStarted, Observation, TestsRan
 from skep.agent.tool import Tool
-from skep.agent.tools.paths import within
+from skep.agent.tools.paths import HOME, within
 from skep.agent.tools.printed import printed
 from skep.agent.tools.shortfall import failed_by_itself
 from skep.sandbox.sandbox import Job
+from skep.sessions.computer import Computer
 
 #: How long the last words of a command that has ended are waited for, and the end of one that was killed.
 _LAST_WORDS_S = 0.5
@@ -71,7 +72,8 @@ async def stop_command(action: StopCommand, desk: Desk) -> Observation:
 
 async def run_tests(action: RunTests, desk: Desk) -> Observation:
     computer = await desk.computer()
-    paths = shlex.join(within(path) for path in action.paths)
+    root = await _root(computer) if action.paths else HOME
+    paths = shlex.join(root + within(path).removeprefix(HOME) for path in action.paths)
     command = f"{action.command or _PYTEST} {paths}"
     room = await computer.shell(desk.room)
     usual_s = desk.timeout_s(action.kind) if action.timeout_s is None else None
@@ -80,6 +82,12 @@ async def run_tests(action: RunTests, desk: Desk) -> Observation:
     if (failed := failed_by_itself(action, done, told, timeout_s=usual_s)) is not None:
         return failed
     return TestsRan(stamp=action.stamp, exit_code=done.exit_code, **counts(done.text, done.error_text), **told)
+
+
+async def _root(computer: Computer) -> str:
+    """Return the workspace's path as commands see it: without isolation it is a folder of the machine."""
+    async with computer.sandbox("exec") as sandbox:
+        return HOME if sandbox.mechanism != "local" else (await sandbox.run("pwd")).text.strip()
 
 
 def counts(stdout: str, stderr: str) -> dict[str, int]:

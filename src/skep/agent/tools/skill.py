@@ -14,7 +14,7 @@ from skep.agent.desk import Desk
 from skep.agent.observations import Observation, SkillRan
 from skep.agent.skillfile import Skill, find_skill
 from skep.agent.tool import Tool
-from skep.agent.tools.paths import HIVE, HOME
+from skep.agent.tools.paths import HOME
 from skep.agent.tools.printed import printed, trouble
 from skep.agent.tools.shortfall import failed_by_itself
 from skep.errors import InvalidRequest, SkepError
@@ -78,7 +78,7 @@ def is_repeatable(action: UseSkill, desk: Desk) -> bool:
 
 def _command(skill: Skill, action: UseSkill) -> list[str]:
     skill.require_script(action.script)
-    path = f"{HIVE}/skills/{skill.shelf}/{skill.name}/scripts/{action.script}"
+    path = f"./hive/skills/{skill.shelf}/{skill.name}/scripts/{action.script}"
     interpreter = _INTERPRETERS.get(action.script.rpartition(".")[2])
     return [*([interpreter] if interpreter else []), path, *action.arguments]
 
