@@ -90,16 +90,16 @@ async def test_memory_that_cannot_be_shown_is_copied_anew_and_what_is_done_to_th
 
 
 @needs_runsc
-async def test_a_second_process_is_told_that_the_sandbox_serves_one_alone(home: Path) -> None:
+async def test_a_second_process_joins_the_sandbox_of_the_first(home: Path) -> None:
     async with opened(home, mechanism="gvisor") as program, open_sessions(program) as sessions:
         await program.accounts.create("bees")
         hive = await program.hives.create("garden", account_id="bees", actor="test")
-        await sessions.resolve(hive, THREAD, account_id="bees")
+        computer = await sessions.resolve(hive, THREAD, account_id="bees")
         apiary = apiary_of(sessions)
         (workspace_id,) = apiary.ids()
-        with pytest.raises(WorkspaceBusy, match="a gvisor sandbox serves one process alone"):
-            async with apiary.enter(workspace_id):
-                pass
+        async with apiary.enter(workspace_id) as sandbox:
+            await sandbox.run("echo sown > bed; touch /tmp/here")
+        assert (await computer.run("cat bed; ls /tmp/here")).text == "sown\n/tmp/here\n"
 
 
 @needs_runsc

@@ -206,8 +206,6 @@ class Apiary:
         The first to come decides what can be reached and what is shown. Who comes later and asks for more than the
         settings and the template give is refused with `WorkspaceBusy`, rather than left without it.
         """
-        from skep.sandbox.joining import JoinedSandbox
-
         workspaces = self.at(workspace_id)
         network = self.network_for(workspace_id, allow)
         deadline = time.monotonic() + _PATIENCE_S
@@ -216,7 +214,7 @@ class Apiary:
                 sandbox = await entered.enter_async_context(
                     workspaces.enter(workspace_id, network=network, mounts=mounts)
                 )
-                if not isinstance(sandbox, JoinedSandbox) or not (allow or mounts):
+                if sandbox.mechanism != "joined" or not (allow or mounts):
                     break
                 await entered.aclose()
                 if time.monotonic() > deadline:

@@ -31,6 +31,7 @@ from skep.sandbox.watcher import Watcher
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Told = TypeVar("Told", bound=BaseModel)
 
 _READY_S = 10.0
 
@@ -54,7 +55,7 @@ async def join(control: socket.socket, introduction: Mapping[str, Any]) -> Joine
     """Use a sandbox through a connection that its holder made; takes the connection over."""
     agent = Agent(control)
     try:
-        told = _understood(introduction)
+        told = understood(Introduction, introduction)
         closed_in_children().add(control)
         async with asyncio.timeout(_READY_S):
             root = await agent.ready()
@@ -188,9 +189,10 @@ def _heed(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _understood(introduction: Mapping[str, Any]) -> Introduction:
+def understood(form: type[Told], introduction: Mapping[str, Any]) -> Told:
+    """Read an introduction, or raise Conflict if the holder speaks of its sandbox in another way."""
     try:
-        return Introduction.model_validate(introduction)
+        return form.model_validate(introduction)
     except ValidationError as error:
         raise Conflict(
             f"the process that holds the workspace speaks of it as no Skep of this version does: {error}",

@@ -26,7 +26,7 @@ Isolation = Literal["none", "namespaces", "kernel", "machine"]
 LEVELS: tuple[Isolation, ...] = get_args(Isolation)
 #: What a sandbox may be needed for: to work in a folder of this machine, in several laid over each other, with more
 #: folders shown in it, with a way to hosts on a list, and by several processes at once.
-Feature = Literal["folder", "layers", "mounts", "network", "guests"]
+Feature = Literal["folder", "layers", "mounts", "network"]
 Needs = frozenset[Feature]
 
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
@@ -100,7 +100,7 @@ MECHANISMS: dict[str, Mechanism] = {
             "namespaces",
             "a Docker engine of this machine, and the extra skep[docker]",
             "a container with the same agent inside, without capabilities, its root read-only",
-            frozenset({"folder", "guests"}),
+            frozenset({"folder"}),
             to_root=_EVERYTHING,
         ),
         Mechanism(

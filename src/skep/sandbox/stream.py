@@ -12,7 +12,8 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import ClassVar, Self
+from dataclasses import asdict
+from typing import Any, ClassVar, Self
 
 from skep.errors import InvalidRequest, SandboxLost, SandboxUnusable
 from skep.sandbox.agent import Spawn
@@ -23,6 +24,7 @@ from skep.sandbox.recipe import Recipe
 from skep.sandbox.sandbox import Command, Process, Sandbox, Size, User
 from skep.sandbox.twin.conversation import Conversation
 from skep.sandbox.twin.files import TwinFiles, count
+from skep.sandbox.twin.guest import TwinGuest
 from skep.sandbox.twin.inside import wire
 from skep.sandbox.twin.process import TwinProcess
 from skep.sandbox.twin.program import twin_program
@@ -65,6 +67,9 @@ class StreamSandbox(Sandbox):
         #: The house itself has halted everything, the twin too.
         self._resting = False
         self._paused = False
+        self._guests: set[TwinGuest] = set()
+        self._alone = asyncio.Event()
+        self._alone.set()
         self._watching = asyncio.create_task(
             conversation.watch_over(housing.alive, resting=lambda: self._resting, patience_s=patience_s)
         )
@@ -137,7 +142,39 @@ class StreamSandbox(Sandbox):
         return not self._conversation.lost.is_set() and await self.housing.alive()
 
     async def occupied(self) -> bool:
-        return await count(self._conversation) > 0
+        return bool(self._guests) or await count(self._conversation) > 0
+
+    async def admit(self) -> socket.socket:
+        self._require_here()
+        theirs, ours = socket.socketpair()
+        self._guests.add(TwinGuest(self._conversation, ours, left=self._left))
+        self._alone.clear()
+        return theirs
+
+    def _left(self, guest: TwinGuest) -> None:
+        self._guests.discard(guest)
+        if not self._guests:
+            self._alone.set()
+
+    def introduction(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "over": "stream",
+            "id": self.id,
+            "limits": asdict(self.limits),
+            "environment": self._env,
+            "fakeroot": self._fakeroot,
+            "home": self.home,
+            "cache": self.cache,
+            "kernels": self.kernels,
+        }
+
+    @property
+    def guests(self) -> int:
+        return len(self._guests)
+
+    async def alone(self) -> None:
+        await self._alone.wait()
 
     async def gone(self) -> None:
         await self._conversation.lost.wait()
@@ -199,6 +236,8 @@ class StreamSandbox(Sandbox):
 
     async def _stop(self) -> None:
         self._watching.cancel()
+        for guest in list(self._guests):
+            await guest.close()
         await self._conversation.close()
         await self.housing.end()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from skep.errors import NotFound, Unavailable, WorkspaceBusy
+from skep.errors import NotFound, Unavailable
 from skep.workspace import checkpoint
 from skep.workspace.diff import Diff, compare
 from skep.workspace.door import Answer
@@ -30,11 +30,6 @@ class Workspace(Held):
         self._arriving += 1
         try:
             sandbox = await self.sandbox()
-            if "guests" not in self._choice.offers:
-                raise WorkspaceBusy(
-                    f"workspace {self.id} is in use, and a {sandbox.mechanism} sandbox serves one process alone",
-                    hint="wait until the other command has ended",
-                )
             return Answer(sandbox.introduction(), ((await sandbox.admit()).detach(),))
         finally:
             self._arriving -= 1

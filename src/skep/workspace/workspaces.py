@@ -244,11 +244,11 @@ class Workspaces:
 
     async def _joined(self, workspace_id: str) -> Sandbox | None:
         """Join the sandbox of whoever holds a workspace; None if nobody does by now."""
-        from skep.sandbox.joining import join
+        from skep.sandbox.neighbour import visit
 
         try:
             answer = await call(self.register.path(workspace_id), {"act": "join"})
-            return await join(socket.socket(fileno=answer.fds[0]), answer.body)
+            return await visit(socket.socket(fileno=answer.fds[0]), answer.body)
         except (NobodyHome, Unavailable, SandboxLost):
             return None
 
