@@ -57,6 +57,21 @@ async def test_each_command_has_an_idempotency_key_of_its_own(bench: Bench) -> N
     assert all(told == key for told, key in keys) and keys[0] != keys[1]
 
 
+async def test_code_tests_and_commands_in_the_background_have_one_too(bench: Bench) -> None:
+    tell = "echo key $SKEP_IDEMPOTENCY_KEY."
+    code = f"import os; os.system('{tell}')"
+    seen = [await bench.do("run_python", code=code) for _ in range(2)]
+    seen.append(await bench.do("run_tests", command=f"{tell} #"))
+    started = await bench.do("run_command", command=tell, background=True)
+    assert isinstance(started, CommandStarted)
+    polled = await bench.do("poll_command", job=started.job, wait_s=20)
+    assert isinstance(polled, CommandPolled)
+    told = [(one.stdout, one.stamp.key) for one in seen if isinstance(one, CellRan | TestsRan)]
+    told.append((polled.stdout, started.stamp.key))
+    assert len(told) == 4 and all(f"key {key}." in text for text, key in told)
+    assert len({key for _, key in told}) == 4
+
+
 async def test_a_command_out_of_time_is_trouble_only_where_nobody_set_the_time(bench: Bench) -> None:
     chosen = await bench.do("run_command", command="echo begun; sleep 60", timeout_s=0.3)
     assert isinstance(chosen, CommandEnded) and chosen.timed_out and chosen.stdout == "begun\n"

@@ -9,18 +9,26 @@ from pathlib import Path
 import pytest
 from tests.sessions.yard import ACCOUNT, Yard, open_yard, prepare_hive, prepare_home, remove
 from tests.tasks.conftest import until
+from tests.tasks.shop import workshop_at
 
 from skep.models.models import Models
 from skep.models.spec import ModelSpec
-from skep.state.hives import Hives
-from skep.state.leases import Leases
-from skep.tasks.workshop import House, Workshop, open_worker
+from skep.tasks.workshop import Workshop, open_worker
 
-#: For how long a command sleeps, so that it is known from those of others.
-SECONDS = str(10_000_000 + os.getpid())
+#: For how long commands sleep, so that they are known from those of others: what runs, what is left, and what is left
+#: by somebody who has cleared the mark of the task from its environment.
+SECONDS, LEFT, UNMARKED = (str(times * 10_000_000 + os.getpid()) for times in (1, 2, 3))
+LEAVE = """
+    nohup sleep LEFT >/dev/null 2>&1 & setsid sleep LEFT >/dev/null 2>&1 &
+    unset SKEP_IDEMPOTENCY_KEY; nohup sleep UNMARKED >/dev/null 2>&1 & setsid sleep UNMARKED >/dev/null 2>&1 &
+""".strip().replace("\n", " ")
+CODE = "import subprocess; subprocess.Popen(['sleep', 'LEFT'], start_new_session=True)"
 SCRIPT = """
 turns:
  - {when: {role: work, prompt: wait}, call: {tool: run_command, arguments: {command: "echo made>made; sleep SECONDS"}}}
+ - {when: {role: work, prompt: leave, results: 0}, call: {tool: run_command, arguments: {command: "LEAVE"}}}
+ - {when: {role: work, prompt: leave, results: 1}, call: {tool: run_python, arguments: {code: "CODE"}}}
+ - {when: {role: work, prompt: leave}, call: {tool: run_command, arguments: {command: "sleep SECONDS"}}}
  - {when: {role: work, results: 0}, call: {tool: run_command, arguments: {command: "cat made kept; pwd"}}}
  - {when: {role: work}, call: {tool: finish, arguments: {reply: "{{result}}", confidence: 1}}}
 """
@@ -34,21 +42,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def workshop(yard: Yard, folder: Path) -> Workshop:
-    (folder / "script.yaml").write_text(SCRIPT.replace("SECONDS", SECONDS))
-    return Workshop(
-        database=yard.database,
-        log=yard.log,
-        hives=Hives(yard.database, yard.log),
-        leases=Leases(yard.database),
-        sessions=yard.sessions,
-        models=Models([ModelSpec("rehearsal", str(folder / "script.yaml"))]),
-        host="here",
-        household=lambda hive: House(yard.home / "hives" / hive.id),
-    )
+    script = SCRIPT.replace("LEAVE", LEAVE).replace("CODE", CODE)
+    for name, seconds in (("SECONDS", SECONDS), ("LEFT", LEFT), ("UNMARKED", UNMARKED)):
+        script = script.replace(name, seconds)
+    (folder / "script.yaml").write_text(script)
+    return workshop_at(yard, Models([ModelSpec("rehearsal", str(folder / "script.yaml"))]))
 
 
 def sleeping() -> bool:
-    return any(f"sleep\0{SECONDS}".encode() in line for line in _command_lines())
+    return sleepers(SECONDS) > 0
 
 
 def _command_lines() -> Iterator[bytes]:
@@ -69,6 +71,17 @@ async def test_cancelling_ends_the_command_that_runs(ready_sqlite_url: str, home
         task = await worker.tasks.wait(task.id, account_id=ACCOUNT, timeout_s=20)
         await until(lambda: not sleeping())
         assert task.status == "cancelled"
+
+
+async def test_cancelling_ends_what_the_task_has_detached(ready_sqlite_url: str, home: Path, tmp_path: Path) -> None:
+    await prepare_hive(ready_sqlite_url)
+    async with open_yard(home, ready_sqlite_url) as yard, open_worker(workshop(yard, tmp_path)) as worker:
+        task = await worker.tasks.submit(yard.hive, "leave", actor="me")
+        await until(lambda: sleeping() and (sleepers(LEFT), sleepers(UNMARKED)) == (3, 2))
+        await worker.tasks.cancel(task.id, account_id=ACCOUNT, actor="me")
+        await worker.tasks.wait(task.id, account_id=ACCOUNT, timeout_s=20)
+        await until(lambda: not sleeping() and sleepers(LEFT) == 0)
+        assert sleepers(UNMARKED) == 2, "without the mark nothing tells that it is the task's"
 
 
 async def test_a_prompt_can_undo_what_the_one_before_it_did(ready_sqlite_url: str, home: Path, tmp_path: Path) -> None:

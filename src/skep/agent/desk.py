@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from skep.errors import SandboxDisabled, SkepError
 
 if TYPE_CHECKING:
     from skep.agent.window import Window
+    from skep.sandbox.sandbox import Sandbox
     from skep.sessions.computer import Computer
 
 Resolve = Callable[[], Awaitable["Computer"]]
@@ -30,6 +32,8 @@ TIMEOUTS: Mapping[str, float] = MappingProxyType(
         "browse": 30.0,
     }
 )
+#: How long ending what was started from here may take.
+_STOP_S = 1.5
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class Desk:
     resolve: Resolve
     #: The shell and the code context that it uses; tasks that run at once on one computer have different ones.
     room: str = "main"
+    #: With what the keys of its acts begin, by which its processes are known.
+    task: str | None = None
     household: Path | None = None
     skills: Mapping[str, Path] = field(default_factory=dict)
     ask: Ask | None = None
@@ -85,14 +91,19 @@ class Desk:
         return self._window
 
     async def close(self, *, stop: bool = False) -> None:
-        """Close what was opened for the task alone. With `stop`, end its background commands too: it was cancelled."""
-        await self._close_window()
+        """Close what was opened for the task alone. With `stop`, end all that it has left running: it was cancelled."""
         if stop and self._computer is not None:
-            with suppress(SkepError):  # what is gone, or is another's by now, need not be ended
-                async with self._computer.sandbox("exec") as sandbox:
-                    for job in sandbox.jobs():
-                        if job.id in self.jobs and job.running:
-                            await job.kill()
+            with suppress(SkepError, TimeoutError):  # what is gone, or is another's by now, need not be ended
+                async with asyncio.timeout(_STOP_S), self._computer.sandbox("exec") as sandbox:
+                    await self._end_processes(sandbox)
+        await self._close_window()
+
+    async def _end_processes(self, sandbox: Sandbox) -> None:
+        for job in sandbox.jobs():
+            if job.id in self.jobs and job.running:
+                await job.kill()
+        if self.task is not None:
+            await sandbox.end_marked(self.task, within_s=_STOP_S)
 
     async def _close_window(self) -> None:
         window, self._window = self._window, None

@@ -16,6 +16,7 @@ from skep.errors import InvalidRequest, SandboxLost
 from skep.sandbox.capture import Capture, Feed, Listeners, OnResult, OnText
 from skep.sandbox.deadline import Deadline
 from skep.sandbox.kernel import Kernel, Nowhere, drain, gone, pump
+from skep.sandbox.mark import KEY
 from skep.sandbox.results import Cell, CellError, Done, Event, Language, Outcome
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Context(abc.ABC):
         self,
         code: str,
         *,
+        key: str | None = None,
         timeout_s: float | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
@@ -56,10 +58,11 @@ class Context(abc.ABC):
         """Run a cell to its end. Whatever the code does is in the cell; a sandbox that is lost is `SandboxLost`.
 
         When the time is up (without one, that of the sandbox's commands) the cell is interrupted, and its kernel
-        killed if that does not help; `math.inf` is no limit. Cancelling the call interrupts the cell too.
+        killed if that does not help; `math.inf` is no limit. Cancelling the call interrupts the cell too. `key` is the
+        cell's own SKEP_IDEMPOTENCY_KEY, for it and for what it starts.
         """
         listeners = Listeners(on_stdout, on_stderr, on_result)
-        return await self._run(code, Capture(self._sandbox.limits.output_bytes, listeners), timeout_s)
+        return await self._run(code, Capture(self._sandbox.limits.output_bytes, listeners), timeout_s, key=key)
 
     async def stream(self, code: str, *, timeout_s: float | None = None) -> AsyncGenerator[Event, None]:
         """Run a cell and yield what it prints and shows as it comes, and at last the `Cell`.
@@ -97,9 +100,9 @@ class Context(abc.ABC):
         return lost
 
     @abc.abstractmethod
-    async def _cell(self, code: str, capture: Capture, deadline: Deadline) -> Cell: ...
+    async def _cell(self, code: str, capture: Capture, deadline: Deadline, *, key: str | None) -> Cell: ...
 
-    async def _run(self, code: str, capture: Capture, timeout_s: float | None) -> Cell:
+    async def _run(self, code: str, capture: Capture, timeout_s: float | None, *, key: str | None = None) -> Cell:
         async with self._turn:
             if self.state == "closed":
                 raise InvalidRequest(f"the context {self.name!r} is closed", hint="open it again by its name")
@@ -108,7 +111,7 @@ class Context(abc.ABC):
             began = time.monotonic()
             deadline = Deadline(self._sandbox.limits.time_for(timeout_s), GRACE_S)
             try:
-                cell = await self._cell(code, capture, deadline)
+                cell = await self._cell(code, capture, deadline, key=key)
             finally:
                 deadline.cancel()
                 if self.state == "busy":
@@ -155,12 +158,12 @@ class KernelContext(Context):
         await self.restart()
         self.state = "closed"
 
-    async def _cell(self, code: str, capture: Capture, deadline: Deadline) -> Cell:
+    async def _cell(self, code: str, capture: Capture, deadline: Deadline, *, key: str | None) -> Cell:
         kernel = await self._ready()
-        if not await kernel.give(self.cells, code):
+        if not await kernel.give(self.cells, code, key):
             await self._discard()
             kernel = await self._ready()
-            if not await kernel.give(self.cells, code):
+            if not await kernel.give(self.cells, code, key):
                 return await self._died(kernel, deadline, restarted=self._was_lost())
         restarted = self._was_lost()
         deadline.start(kernel.interrupt, kernel.process.kill)
@@ -256,11 +259,11 @@ class BashContext(Context):
             await self.restart()
         self.state = "closed"
 
-    async def _cell(self, code: str, capture: Capture, deadline: Deadline) -> Cell:
+    async def _cell(self, code: str, capture: Capture, deadline: Deadline, *, key: str | None) -> Cell:
         if self._shell is None:
             self._shell = await self._sandbox.shell()
         restarted, self._interrupted = self._was_lost(), False
-        self._process = process = await self._sandbox.start(self._shell.argv(code))
+        self._process = process = await self._sandbox.start(self._shell.argv(code), env={KEY: key} if key else None)
         deadline.start(partial(process.signal, signal.SIGINT), process.kill)
         try:
             exit = await self._carry(process, capture)

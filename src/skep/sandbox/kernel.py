@@ -81,11 +81,11 @@ class Kernel:
     def alive(self) -> bool:
         return not self._watch.done()
 
-    async def give(self, number: int, code: str) -> bool:
+    async def give(self, number: int, code: str, key: str | None = None) -> bool:
         """Hand it a cell; say whether it was still there to take it."""
         if self._interrupted:
             await self._let_signals_arrive()
-        body = json.dumps({"cell": number, "code": code}).encode()
+        body = json.dumps({"cell": number, "code": code, "key": key}).encode()
         self.running = number  # from the first byte on: half a request leaves the kernel waiting for the rest
         try:
             await self._loop.sock_sendall(self._channel, len(body).to_bytes(_HEAD_BYTES, "big") + body)

@@ -17,6 +17,8 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
+from skep.sandbox.mark import KEY
+
 if TYPE_CHECKING:
     from skep.sandbox.sandbox import Execution, Sandbox, User
 
@@ -97,7 +99,7 @@ class Shell:
         timeout_s: float | None = None,
     ) -> Execution:
         """Run a command where the last one left off. `key` is its own SKEP_IDEMPOTENCY_KEY, which does not last."""
-        env = None if key is None else {"SKEP_IDEMPOTENCY_KEY": key}
+        env = None if key is None else {KEY: key}
         async with self._turn:
             return await self._sandbox.run(
                 self.argv(command), input=input, env=env, user=self._user, timeout_s=timeout_s
@@ -119,3 +121,29 @@ class Shell:
     @property
     def _state(self) -> str:
         return f"{self._sandbox.cache}/{_FOLDER}/{self.id}"
+
+
+async def lay_profile(sandbox: Sandbox, *, user: User, prompt: str, stay: bool) -> str:
+    """Return a file inside that a bash at a terminal reads when it starts (`--rcfile`), to go on where the last was.
+
+    It saves its state before each prompt, so that one whose terminal is lost leaves it too. With `stay` it does not go
+    to the last one's folder.
+    """
+    file = f"{sandbox.cache}/{_FOLDER}/terminal-{user}"
+    await sandbox.files.mkdir(f"{sandbox.cache}/{_FOLDER}")
+    await sandbox.files.write(f"{file}.rc", _PROFILE.format(file=file, prelude=_PRELUDE, prompt=prompt, stay=int(stay)))
+    return f"{file}.rc"
+
+
+# What is of this terminal is not taken from the last one. Saved in a shell of its own: saving ends with less than there
+# was before.
+_PROFILE = r"""
+builtin set -- '' '{file}' ''
+__skep_term=$TERM __skep_here=$PWD
+{prelude}
+TERM=$__skep_term
+(({stay})) && builtin cd -- "$__skep_here"
+builtin unset __skep_term __skep_here __skep_command
+PS1='{prompt}'
+PROMPT_COMMAND='( __skep_save ) 2>/dev/null'
+"""

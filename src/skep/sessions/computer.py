@@ -166,7 +166,7 @@ class ContextRoom:
     _context: Context
     replaced: bool
 
-    async def run(self, code: str, *, timeout_s: float | None = None) -> Cell:
+    async def run(self, code: str, *, key: str | None = None, timeout_s: float | None = None) -> Cell:
         """Run a cell where the last one left off; `SandboxLost` when the context has gone with its sandbox."""
         async with self._computer.sandbox("exec"):
-            return await self._context.run(code, timeout_s=timeout_s)
+            return await self._context.run(code, key=key, timeout_s=timeout_s)

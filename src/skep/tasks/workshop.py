@@ -204,7 +204,7 @@ class _Bench:
 
         room = "main" if task.parent is None else task.id
         timeouts = {**TIMEOUTS, **usual}
-        desk = Desk(computer, room=room, household=house.folder, skills=house.skills, timeouts=timeouts)
+        desk = Desk(computer, room=room, task=task.id, household=house.folder, skills=house.skills, timeouts=timeouts)
         try:
             yield desk
         except asyncio.CancelledError:

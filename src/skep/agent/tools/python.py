@@ -24,7 +24,7 @@ async def run_python(action: RunPython, desk: Desk) -> Observation:
     computer = await desk.computer()
     context = await computer.context(desk.room)
     usual_s = desk.timeout_s(action.kind)
-    cell = await context.run(action.code, timeout_s=action.timeout_s or usual_s)
+    cell = await context.run(action.code, key=action.stamp.key, timeout_s=action.timeout_s or usual_s)
     told = asdict(await keep(computer, action.stamp.call, cell.stdout, cell.stderr, cut=cell.truncated))
     if cell.outcome == "timeout" and action.timeout_s is None:
         return trouble(action, "tool_timeout", f"it was not done within {usual_s:g} s: {cell.note}", **told)

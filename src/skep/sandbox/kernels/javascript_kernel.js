@@ -157,6 +157,8 @@ function explain(error) {
 async function answer(request) {
   cell = request.cell;
   shown = 0;
+  delete process.env.SKEP_IDEMPOTENCY_KEY;
+  if (request.key) process.env.SKEP_IDEMPOTENCY_KEY = request.key;
   let error = null;
   let interrupted = false;
   try {

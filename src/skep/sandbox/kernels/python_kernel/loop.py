@@ -17,6 +17,9 @@ from .magics import Magics, translate
 from .output import Flusher
 from .wire import Channel, Interrupts
 
+_KEY = "SKEP_IDEMPOTENCY_KEY"
+_environ = os.environ  # a cell may put something else in its place
+
 
 class Kernel:
     """One context's variables, and the running of cells among them."""
@@ -43,6 +46,7 @@ class Kernel:
     def answer(self, request: dict[str, Any]) -> None:
         """Run one cell and say how it ended."""
         self._cell, self._shown = request["cell"], 0
+        _mark(request.get("key"))
         error: BaseException | None
         self._interrupts.install()
         try:
@@ -114,6 +118,13 @@ class PyplotWatch:
             matplotlib.use(f"module://{figures.__name__}")
         # A cell that insists on Agg itself is still shown its figures.
         warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+
+
+def _mark(key: str | None) -> None:
+    """Put the cell's key where the programs that it starts find it, until the next cell has one or none."""
+    _environ.pop(_KEY, None)
+    if key is not None:
+        _environ[_KEY] = key
 
 
 def _no_input(prompt: object = "") -> NoReturn:
