@@ -45,6 +45,26 @@ def test_what_a_command_leaves_running_outlives_it(served: Served) -> None:
     served.home.done("python", "--hive", "garden", "--context", "bees", "--end")
 
 
+def test_a_shell_begins_where_the_last_one_was_left(served: Served) -> None:
+    shell = ("shell", "--hive", "garden")
+    with at_terminal(served.home, *shell) as terminal:
+        terminal.shows("skep")
+        terminal.type(b"cd /tmp; x=5; twice() { echo $(($1 * 2)); }; PS1='> '\nexit\n")
+        assert terminal.process.wait(DEADLINE_S) == 0
+    with at_terminal(served.home, *shell) as terminal:
+        terminal.shows("skep")
+        terminal.type(b"echo at $PWD with $(twice $x)\nx=7; echo seven$x\n")
+        terminal.shows("at /tmp with 10")
+        terminal.shows("seven7")
+        terminal.type(b"kill -HUP $$\n")  # what it gets when its window is closed
+        assert terminal.process.wait(DEADLINE_S) == 129
+    with at_terminal(served.home, *shell, "--cwd", "/workspace") as terminal:
+        terminal.shows("skep")
+        terminal.type(b"echo at $PWD with $(twice $x)\nexit 3\n")
+        terminal.shows("at /workspace with 14")
+        assert terminal.process.wait(DEADLINE_S) == 3
+
+
 def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
     ran = served.home.run("serve", "--port", "0")
     assert ran.returncode == 2

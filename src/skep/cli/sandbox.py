@@ -129,7 +129,11 @@ def shell(
     allow: AllowOption = None,
     ticket: TicketOption = None,
 ) -> None:
-    """Open a terminal in a sandbox. Leave it with exit or Ctrl-D."""
+    """Open a terminal in a sandbox. Leave it with exit or Ctrl-D.
+
+    In the workspace of a hive whose computer goes on (see: skep serve), the next shell begins where this one was left:
+    in its folder, with its variables and functions.
+    """
     from skep.cli.relay import on_terminal, relay, window
     from skep.errors import InvalidRequest
 
@@ -137,10 +141,13 @@ def shell(
         raise InvalidRequest("a shell needs a terminal", hint="to run a script: skep exec -- bash script.sh")
 
     async def work(sandbox: Sandbox) -> int:
+        from skep.sandbox.shell import lay_profile
+
+        profile = await lay_profile(sandbox, user=user, prompt=_PROMPT, stay=cwd is not None)
         process = await sandbox.start(
-            ["/bin/bash", "--norc", "-i"],
+            ["/bin/bash", "--rcfile", profile, "-i"],
             cwd=cwd,
-            env={"PS1": _PROMPT, "HISTFILE": "/tmp/.history"},  # noqa: S108  inside the sandbox
+            env={"HISTFILE": "/tmp/.history"},  # noqa: S108  inside the sandbox
             user=user,
             terminal=window(),
         )
