@@ -14,6 +14,7 @@ import pytest_asyncio
 from pydantic_ai.messages import ToolCallPart
 from tests.agent.conftest import Bench, stamp
 from tests.sessions.yard import ACCOUNT, open_yard, prepare_hive, remove
+from tests.tasks.shop import workshop_at
 from tests.workspace.market import Market, running_market
 from tests.workspace.workbench import opened, template
 
@@ -27,9 +28,7 @@ from skep.models.models import Models
 from skep.models.spec import ModelSpec
 from skep.sandbox.egress.policy import parse_policy
 from skep.state.events import PackagesInstalled as Recorded
-from skep.state.hives import Hives
-from skep.state.leases import Leases
-from skep.tasks.workshop import House, Workshop, open_worker
+from skep.tasks.workshop import open_worker
 from skep.workspace.snapshot.indexes import Indexes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -124,17 +123,8 @@ async def test_an_install_that_is_cancelled_ends_without_a_trace(bench: Bench) -
 async def test_a_worker_is_offered_the_very_call_and_a_person_is_asked(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "script.yaml").write_text(SCRIPT)
     yard = bench.yard
-    workshop = Workshop(
-        database=yard.database,
-        log=yard.log,
-        hives=Hives(yard.database, yard.log),
-        leases=Leases(yard.database),
-        sessions=yard.sessions,
-        models=Models([ModelSpec("rehearsal", str(tmp_path / "script.yaml"))]),
-        host="here",
-        household=lambda _: House(bench.household.folder),
-    )
-    async with open_worker(workshop) as worker:
+    models = Models([ModelSpec("rehearsal", str(tmp_path / "script.yaml"))])
+    async with open_worker(workshop_at(yard, models)) as worker:
         task = await worker.tasks.submit(yard.hive, "Eat a pear", actor="me")
         async with asyncio.timeout(60):
             while (await worker.tasks.show(task.id, account_id=ACCOUNT)).status != "asking":

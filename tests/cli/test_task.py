@@ -27,6 +27,10 @@ TASK = Task(
         ({"kind": "use_skill", "skill": "hive/post", "script": "send"}, "skill hive/post send"),
         ({"kind": "browse", "act": "navigate", "url": "http://x"}, "browser: navigate http://x"),
         ({"kind": "run_tests", "paths": ["tests"]}, "tests: tests"),
+        (
+            {"kind": "install_packages", "ecosystem": "node", "names": ["pear", "plum@2"]},
+            "install node packages: pear plum@2",
+        ),
         ({"kind": "something_new", "more": 1}, "something_new"),
     ],
 )
@@ -41,6 +45,9 @@ def test_an_act_is_told_in_one_line(action: dict[str, Any], told: str) -> None:
         ({"kind": "tests_ran", "exit_code": 1, "passed": 3, "failed": 1}, ("exit 1, 3 passed, 1 failed", False)),
         ({"kind": "skill_ran", "exit_code": 0, "status": 200}, ("exit 0, status 200", True)),
         ({"kind": "file_written", "size": 1200}, ("1,200 bytes", True)),
+        ({"kind": "file_read", "text": "", "picture": "/workspace/a.png"}, ("a picture", True)),
+        ({"kind": "packages_installed", "versions": {"pear": "1.0", "plum": "2"}}, ("pear 1.0, plum 2", True)),
+        ({"kind": "packages_installed", "versions": {}, "note": "there already"}, ("there already", True)),
         ({"kind": "refused", "why": "no"}, ("not allowed: no", False)),
         ({"kind": "trouble", "failure": "tool_timeout", "message": "too long"}, ("tool_timeout: too long", False)),
         ({"kind": "answered", "answer": "", "answered": False}, ("no answer", False)),

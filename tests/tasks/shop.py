@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from tests.sessions.yard import Yard
+
 from skep.agent.actions import RunCommand, UseSkill
 from skep.agent.desk import Desk
 from skep.agent.observations import CommandEnded, Observation, SkillRan, Trouble
@@ -50,6 +52,21 @@ async def use_skill(action: UseSkill, desk: Desk) -> Observation:
         refused = "status 400: rich text is not accepted"
         return Trouble(stamp=action.stamp, failure="tool_refused", tool="use_skill", message=refused, status=400)
     return SkillRan(stamp=action.stamp, skill=action.skill, exit_code=0, status=201)
+
+
+def workshop_at(yard: Yard, models: Models, **more: Any) -> Workshop:
+    """Put together what a worker works with on the computers of a yard."""
+    return Workshop(
+        database=yard.database,
+        log=yard.log,
+        hives=Hives(yard.database, yard.log),
+        leases=Leases(yard.database),
+        sessions=yard.sessions,
+        models=models,
+        host="here",
+        household=lambda hive: House(yard.home / "hives" / hive.id),
+        **more,
+    )
 
 
 class Shop:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.models.servers import Call, ModelServer, Received, Say, Silence, Turn
-from tests.sessions.yard import ACCOUNT, Yard, open_yard, prepare_hive, prepare_home, remove
+from tests.sessions.yard import ACCOUNT, open_yard, prepare_hive, prepare_home, remove
 from tests.tasks.conftest import until
+from tests.tasks.shop import workshop_at
 
 from skep.models.models import Models
 from skep.models.spec import ModelSpec
-from skep.state.hives import Hives
-from skep.state.leases import Leases
-from skep.tasks.workshop import House, Workshop, open_worker
+from skep.tasks.workshop import open_worker
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -49,19 +48,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     remove(home)
 
 
-def workshop(yard: Yard, models: Models) -> Workshop:
-    return Workshop(
-        database=yard.database,
-        log=yard.log,
-        hives=Hives(yard.database, yard.log),
-        leases=Leases(yard.database),
-        sessions=yard.sessions,
-        models=models,
-        host="here",
-        household=lambda hive: House(yard.home / "hives" / hive.id),
-    )
-
-
 async def test_a_picture_is_shown_again_by_the_worker_that_goes_on(ready_sqlite_url: str, home: Path) -> None:
     await prepare_hive(ready_sqlite_url)
     painter = Painter()
@@ -70,7 +56,7 @@ async def test_a_picture_is_shown_again_by_the_worker_that_goes_on(ready_sqlite_
         async with (
             Models([spec]) as models,
             open_yard(home, ready_sqlite_url) as yard,
-            open_worker(workshop(yard, models)) as worker,
+            open_worker(workshop_at(yard, models)) as worker,
         ):
             task = await worker.tasks.submit(yard.hive, "Paint a bee", actor="me")
             await until(lambda: len(painter.seen) == 3)
@@ -78,7 +64,7 @@ async def test_a_picture_is_shown_again_by_the_worker_that_goes_on(ready_sqlite_
         async with (
             Models([spec]) as models,
             open_yard(home, ready_sqlite_url) as yard,
-            open_worker(workshop(yard, models)) as worker,
+            open_worker(workshop_at(yard, models)) as worker,
         ):
             task = await worker.tasks.wait(task.id, account_id=ACCOUNT, timeout_s=60)
             events = [one.event.model_dump_json() for one in await yard.log.page(yard.hive.id, limit=200)]

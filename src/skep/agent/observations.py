@@ -206,7 +206,7 @@ class Trouble(_Output):
     status: int | None = None
     #: What could be installed against it, and what could be used instead.
     packages: tuple[str, ...] = ()
-    ecosystem: Ecosystem = "python"
+    ecosystem: Ecosystem | None = None
     fallback: str | None = None
 
 

@@ -57,6 +57,8 @@ def act(action: dict[str, Any]) -> str:
         return clip(f"browser: {action.get('act', '')} {target}".rstrip())
     if kind == "run_tests":
         return clip("tests: " + (action.get("command") or " ".join(action.get("paths") or ()) or "all"))
+    if kind == "install_packages":
+        return clip(f"install {action.get('ecosystem', '')} packages: {' '.join(action.get('names') or ())}")
     before, field = _GIST.get(kind, (f"{kind} ", ""))
     after = f" {action['script']}" if kind == "use_skill" and action.get("script") else ""
     return clip(f"{before}{action.get(field, '')}{after}".rstrip())
@@ -74,6 +76,11 @@ def outcome(observation: dict[str, Any]) -> tuple[str, bool]:  # noqa: PLR0912  
             return f"runs as {observation.get('job')}", True
         case "cell_ran":
             return str(observation.get("outcome")), observation.get("outcome") == "ok"
+        case "file_read" if observation.get("picture"):
+            return "a picture", True
+        case "packages_installed":
+            versions = (observation.get("versions") or {}).items()
+            return clip(", ".join(" ".join(one) for one in versions) or str(observation.get("note"))), True
         case "file_read":
             read = len(str(observation.get("text")).splitlines())
             return "1 line" if read == 1 else f"{read:,} lines", True

@@ -182,7 +182,8 @@ def _child(node: yaml.Node | None, step: int | str) -> yaml.Node | None:
         case yaml.MappingNode(), str():
             return next((value for key, value in node.value if key.value == step), None)
         case yaml.SequenceNode(), int() if step < len(node.value):
-            return node.value[step]  # type: ignore[no-any-return]
+            found: yaml.Node = node.value[step]
+            return found
         case yaml.Node(), 0:  # one thing where several may be
             return node
         case _:

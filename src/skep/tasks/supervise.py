@@ -165,7 +165,7 @@ class Supervisor:
                     seen.message,
                     seen.tool,
                     packages=seen.packages,
-                    ecosystem=seen.ecosystem,
+                    ecosystem=seen.ecosystem or "python",
                     fallback=seen.fallback,
                     check=check_of(seen.model_dump(mode="json")),
                 )
