@@ -31,14 +31,21 @@ class Dispatcher:
 
     async def sweep(self) -> int:
         """Bring on whatever can be brought on; return how many tasks the engine was told of."""
-        told = await self._bring()
-        if await self._ledger.select(_one_waiting()):
+        due = await self._due()
+        told = await self._bring() if "queued" in due else 0
+        if "waiting" in due:
             await self._displace()
             await self._end_hopeless()
             if await self._promote():
                 told += await self._bring()
-        await self._follow_up()
+        if not due.isdisjoint(ENDED):
+            await self._follow_up()
         return told
+
+    async def _due(self) -> set[str]:
+        """Return which tasks there is something to do for, by their status: mostly none."""
+        async with self._ledger.database.read() as connection:
+            return set((await connection.execute(_statuses_due())).scalars())
 
     async def _bring(self) -> int:
         ready = await self._ledger.select(_ready())
@@ -108,8 +115,9 @@ def _unseen() -> Select[Any]:
 
 
 @cache
-def _one_waiting() -> Select[Any]:
-    return _waiting().limit(1)
+def _statuses_due() -> Select[str]:
+    new = and_(tasks.c.enqueued.is_(False), tasks.c.status.in_(("queued", *ENDED)))
+    return select(tasks.c.status).where(or_(new, tasks.c.status == "waiting")).distinct()
 
 
 def _waiting() -> Select[Any]:

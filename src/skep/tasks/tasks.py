@@ -49,7 +49,7 @@ def _nobody() -> None:
 class Tasks:
     """What a person, or a program for one, does with tasks. It works on the record alone: workers follow it.
 
-    `wake` is called when there is something for a worker of this process to do at once; others look every second.
+    `wake` is called when there is something for a worker of this process to do at once; others look twice a second.
     """
 
     def __init__(self, database: Database, log: EventLog, *, wake: Callable[[], None] = _nobody) -> None:
@@ -193,8 +193,7 @@ class Tasks:
     async def follow(self, task: Task, *, after: int = 0) -> AsyncGenerator[Recorded]:
         """Yield the events of a task and of its children after that sequence number; end behind its TaskEnded."""
         family, start = await self._family(task)
-        ended = await self._end_of(task)
-        if ended is not None and ended <= after:
+        if after and (ended := await self._end_of(task)) is not None and ended <= after:
             return
         async with aclosing(self.ledger.log.follow(task.hive_id, after=max(after, start - 1))) as stream:
             async for recorded in stream:

@@ -29,9 +29,11 @@ from skep.tasks.run import Outcome, Run
 from skep.tasks.task import OPEN, Task
 from skep.tasks.tasks import Tasks
 
-#: How often a worker looks for tasks, for workers that died, and for tasks of its own that are to end.
-LOOK_S = 1.0
+#: How often a worker looks for tasks that another process took, for tasks of its own that somebody there wants to end,
+#: and for workers that died.
+_LOOK_S = 0.5
 _CANCEL_S = 0.5
+_RELIEF_S = 1.0
 #: How long what is to end may take before it is told again.
 _INSIST_S = 5.0
 _AGAIN_S = 0.5
@@ -108,25 +110,24 @@ class Worker:
                 pass  # there may be more
             await self._loops.attempt(_CANCEL, self._cancel_unwanted())
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(_LOOK_S):
                     await self._due.wait()
 
     async def _relieve(self, relief: Relief) -> None:
         while True:
             if left := await self._loops.attempt(_RELIEF, relief.sweep()):
                 self._log.info("tasks_taken_over", number=left)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(_RELIEF_S)
 
     async def _watch(self) -> None:
         """Look for tasks of this process that somebody elsewhere wants to end."""
         while True:
             await asyncio.sleep(_CANCEL_S)
-            if self._running:
-                await self._loops.attempt(_CANCEL, self._cancel_unwanted())
-            else:
-                self._loops.went_well(_CANCEL)
+            await self._loops.attempt(_CANCEL, self._cancel_unwanted())
 
     async def _cancel_unwanted(self) -> None:
+        if not self._running:
+            return
         for task in await self._ledger.select(held_by(self._name, "cancelling")):
             if (scope := self._running.get(task.id)) is not None:
                 self._cancel(task.id, scope)
