@@ -49,6 +49,10 @@ def workshop(yard: Yard, folder: Path) -> Workshop:
     return workshop_at(yard, Models([ModelSpec("rehearsal", str(folder / "script.yaml"))]))
 
 
+def sleepers(seconds: str) -> int:
+    return sum(line == f"sleep\0{seconds}\0".encode() for line in _command_lines())
+
+
 def sleeping() -> bool:
     return sleepers(SECONDS) > 0
 
