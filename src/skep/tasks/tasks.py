@@ -227,9 +227,10 @@ class Tasks:
         over = self._over.setdefault(task_id, asyncio.Event())
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not (await self.show(task_id, account_id=account_id)).ended:
+                while not (task := await self.show(task_id, account_id=account_id)).ended:
                     await _first_of(over.wait(), LOOK_S)
                     over.clear()
+                return task
         return await self.show(task_id, account_id=account_id)
 
     def ended(self, task_id: str) -> None:
