@@ -155,15 +155,21 @@ async def _provisioning(workspace: Workspace, source: Source) -> AsyncIterator[P
     require_settled(workspace)
     async with alone(workspace):
         await workspace.come_home()
-    trial = Trial.of(workspace)
-    await in_thread(trial.begin)
+    trial, begun = Trial.of(workspace), False
+
+    def begin() -> None:
+        nonlocal begun
+        trial.begin()
+        begun = True
+
     try:
+        await in_thread(begin)
         workspace.grounds.on_phase("trial")
         provisioning = Provisioning(workspace, trial, source)
         await provisioning.look()
         yield provisioning
     finally:
-        if workspace.manifest.installing is None:  # else it is needed to complete what was decided
+        if begun and workspace.manifest.installing is None:  # else it is needed to complete what was decided
             await in_thread(trial.end)
 
 
