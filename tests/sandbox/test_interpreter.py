@@ -17,6 +17,7 @@ from skep.sandbox.limits import MIB, Limits
 from skep.sandbox.pool import InterpreterPool
 from skep.sandbox.results import Cell, Printed, Result
 from skep.sandbox.sandbox import Sandbox
+from skep.testing.promise import running
 
 
 @pytest.fixture
@@ -330,6 +331,22 @@ async def test_a_cancelled_cell_is_interrupted_and_the_context_goes_on(interpret
         await running
     cell = await context.run("x")
     assert (cell.text, cell.stdout) == ("4", "")
+
+
+@pytest.mark.parametrize("stubborn", [True, False])
+async def test_a_cancelled_cell_that_does_not_stop_can_be_given_up(interpreter: Interpreter, stubborn: bool) -> None:
+    context = interpreter.context()
+    pid = int((await context.run("import os, time\nos.getpid()")).text)
+    loop = "while True:\n  try: time.sleep(100)\n  except KeyboardInterrupt: pass" if stubborn else "while True: pass"
+    started = asyncio.Event()
+    cell = asyncio.create_task(context.run(f"print('in')\n{loop}", on_stdout=lambda _: started.set()))
+    await asyncio.wait_for(started.wait(), 20)
+    cell.cancel()
+    await asyncio.wait([cell])
+    assert await running(interpreter.sandbox, pid)
+    await context.give_up(within_s=0.5 if stubborn else 20)
+    assert await running(interpreter.sandbox, pid) == (not stubborn)
+    assert (await context.run("1")).restarted == stubborn
 
 
 async def test_an_interrupt_that_comes_too_late_does_not_meet_the_next_cell(interpreter: Interpreter) -> None:

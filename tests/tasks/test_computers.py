@@ -23,12 +23,15 @@ LEAVE = """
     unset SKEP_IDEMPOTENCY_KEY; nohup sleep UNMARKED >/dev/null 2>&1 & setsid sleep UNMARKED >/dev/null 2>&1 &
 """.strip().replace("\n", " ")
 CODE = "import subprocess; subprocess.Popen(['sleep', 'LEFT'], start_new_session=True)"
+STUBBORN = """while True:
+  try: subprocess.run(['sleep', 'SECONDS'])
+  except KeyboardInterrupt: pass""".replace("\n", "\\n")
 SCRIPT = """
 turns:
  - {when: {role: work, prompt: wait}, call: {tool: run_command, arguments: {command: "echo made>made; sleep SECONDS"}}}
  - {when: {role: work, prompt: leave, results: 0}, call: {tool: run_command, arguments: {command: "LEAVE"}}}
  - {when: {role: work, prompt: leave, results: 1}, call: {tool: run_python, arguments: {code: "CODE"}}}
- - {when: {role: work, prompt: leave}, call: {tool: run_command, arguments: {command: "sleep SECONDS"}}}
+ - {when: {role: work, prompt: leave}, call: {tool: run_python, arguments: {code: "STUBBORN"}}}
  - {when: {role: work, results: 0}, call: {tool: run_command, arguments: {command: "cat made kept; pwd"}}}
  - {when: {role: work}, call: {tool: finish, arguments: {reply: "{{result}}", confidence: 1}}}
 """
@@ -42,7 +45,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def workshop(yard: Yard, folder: Path) -> Workshop:
-    script = SCRIPT.replace("LEAVE", LEAVE).replace("CODE", CODE)
+    script = SCRIPT.replace("LEAVE", LEAVE).replace("CODE", CODE).replace("STUBBORN", STUBBORN)
     for name, seconds in (("SECONDS", SECONDS), ("LEFT", LEFT), ("UNMARKED", UNMARKED)):
         script = script.replace(name, seconds)
     (folder / "script.yaml").write_text(script)
@@ -77,7 +80,9 @@ async def test_cancelling_ends_the_command_that_runs(ready_sqlite_url: str, home
         assert task.status == "cancelled"
 
 
-async def test_cancelling_ends_what_the_task_has_detached(ready_sqlite_url: str, home: Path, tmp_path: Path) -> None:
+async def test_cancelling_ends_what_the_task_has_detached_and_code_that_does_not_stop(
+    ready_sqlite_url: str, home: Path, tmp_path: Path
+) -> None:
     await prepare_hive(ready_sqlite_url)
     async with open_yard(home, ready_sqlite_url) as yard, open_worker(workshop(yard, tmp_path)) as worker:
         task = await worker.tasks.submit(yard.hive, "leave", actor="me")

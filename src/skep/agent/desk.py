@@ -32,8 +32,9 @@ TIMEOUTS: Mapping[str, float] = MappingProxyType(
         "browse": 30.0,
     }
 )
-#: How long ending what was started from here may take.
+#: How long ending what was started from here may take, and how long a cell has to end by itself.
 _STOP_S = 1.5
+_CELL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -95,7 +96,8 @@ class Desk:
         if stop and self._computer is not None:
             with suppress(SkepError, TimeoutError):  # what is gone, or is another's by now, need not be ended
                 async with asyncio.timeout(_STOP_S), self._computer.sandbox("exec") as sandbox:
-                    await self._end_processes(sandbox)
+                    giving_up = self._computer.give_up(self.room, within_s=_CELL_S)
+                    await asyncio.gather(self._end_processes(sandbox), giving_up)
         await self._close_window()
 
     async def _end_processes(self, sandbox: Sandbox) -> None:

@@ -86,6 +86,9 @@ class Context(abc.ABC):
     async def interrupt(self) -> None:
         """Break into the running cell, if there is one."""
 
+    async def give_up(self, *, within_s: float = GRACE_S) -> None:  # noqa: B027 - what has no kernel ends with its call
+        """End a cell that still runs though its call was cancelled, by the end of its kernel if it takes too long."""
+
     @abc.abstractmethod
     async def restart(self) -> None:
         """Forget all state; a cell that runs is ended. The next cell says that it starts fresh."""
@@ -145,6 +148,14 @@ class KernelContext(Context):
         if self.state == "busy" and self._kernel is not None:
             await self._kernel.interrupt()
 
+    async def give_up(self, *, within_s: float = GRACE_S) -> None:
+        async with self._turn:
+            kernel = self._kernel
+            if kernel is not None:
+                await self._settle(kernel, within_s)
+                if kernel.running is not None:
+                    await self._discard()
+
     async def restart(self) -> None:
         kernel = self._kernel
         if kernel is not None:
@@ -187,7 +198,7 @@ class KernelContext(Context):
             self._kernel = await self._start()
         return self._kernel
 
-    async def _settle(self, kernel: Kernel) -> None:
+    async def _settle(self, kernel: Kernel, within_s: float = GRACE_S) -> None:
         """Bring a cell that was given up to its end, if that can be done soon."""
         attempts = 8
         for _ in range(attempts):
@@ -196,7 +207,7 @@ class KernelContext(Context):
             # Once more each time: one that comes before the cell has begun is lost.
             await kernel.interrupt()
             with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE_S / attempts):
+                async with asyncio.timeout(within_s / attempts):
                     await kernel.collect(Nowhere())
 
     async def _discard(self) -> None:

@@ -141,6 +141,13 @@ class Computer:
                 context.say_lost()
             return ContextRoom(self, context, replaced=replaced)
 
+    async def give_up(self, name: str, *, within_s: float) -> None:
+        """End a cell that still runs in a context though its call was cancelled; see `Context.give_up`."""
+        async with self._used("exec") as live:
+            for context in live.interpreter.contexts():
+                if context.name == name:
+                    await context.give_up(within_s=within_s)
+
 
 @dataclass(frozen=True, slots=True)
 class ShellRoom:
