@@ -24,6 +24,16 @@ from skep.tasks.worker import Worker
 
 FINISH = '{when: {role: work}, call: {tool: finish, arguments: {reply: "done", confidence: 0.9}}}'
 
+GARDEN = """
+turns:
+ - {when: {role: classify}, value: {kind: many}}
+ - when: {role: plan}
+   value:
+     tasks: [{title: dig, prompt: dig the bed}, {title: sow, prompt: sow the seed, after: [1]}]
+ - {when: {role: work}, call: {tool: finish, arguments: {reply: "did: {{prompt}}", confidence: 0.8}}}
+ - {when: {role: reply}, reply: "All done. {{prompt}}"}
+"""
+
 
 def first(tool: str, arguments: str) -> str:
     """Write a script in which a worker does one thing, and finishes."""
@@ -155,6 +165,44 @@ turns:
     assert ("I looked twice." in (task.reply or "")) == (limit != "tokens")
 
 
+async def test_the_time_of_a_task_ends_a_command_that_takes_longer(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("run_command", "{command: sleep}"), bounds=Bounds(seconds=3)) as worker:
+        task, happened = await carried(worker, hive)
+    assert (task.status, task.partial) == ("failed", True)
+    assert "used up its seconds" in (task.error or "") and "run_command sleep" in (task.reply or "")
+    assert [seen["kind"] for seen in observed(happened)] == ["interrupted"]
+
+
+async def test_the_time_of_a_task_ends_the_wait_for_a_model(shop: Shop, hive: Hive) -> None:
+    script = f"turns:\n - {{when: {{role: classify}}, after_s: 600, value: {{kind: one}}}}\n - {FINISH}\n"
+    async with shop.open(script, bounds=Bounds(seconds=1)) as worker:
+        task, _ = await carried(worker, hive)
+    assert (task.status, task.partial) == ("failed", True)
+    assert "used up its seconds" in (task.reply or "")
+
+
+async def test_every_call_of_a_model_counts_against_the_limit(shop: Shop, hive: Hive) -> None:
+    script = """
+turns:
+ - {when: {role: classify}, value: {kind: one}}
+ - {when: {role: reply}, reply: I looked.}
+ - {when: {role: work}, call: {tool: run_command, arguments: {command: "look {{result}}"}}}
+"""
+    async with shop.open(script, bounds=Bounds(requests=5)) as worker:
+        task, happened = await carried(worker, hive)
+    assert [event.role for event in happened if isinstance(event, ModelCalled)] == ["classify", *["work"] * 3, "reply"]
+    assert task.partial and "I looked." in (task.reply or "")
+
+
+async def test_what_a_cancelled_task_has_used_is_told(shop: Shop, hive: Hive) -> None:
+    async with shop.open(first("run_command", "{command: sleep}")) as worker:
+        task = await worker.tasks.submit(hive, "do it", actor="me")
+        await until(lambda: _ran(worker.tasks, task))
+        await worker.tasks.cancel(task.id, account_id="bees", actor="me")
+        task = await worker.tasks.wait(task.id, account_id="bees", timeout_s=20)
+    assert (task.status, task.scripted) == ("cancelled", True) and task.tokens > 0
+
+
 async def test_doubt_is_followed_by_a_stronger_model(shop: Shop, hive: Hive, tmp_path: Path) -> None:
     unsure, sure = tmp_path / "unsure.yaml", tmp_path / "sure.yaml"
     unsure.write_text(f"turns:\n - {FINISH}\n".replace("0.9", "0.1").replace("done", "perhaps"))
@@ -206,16 +254,7 @@ async def test_a_question_that_nobody_answers_is_given_up(shop: Shop, hive: Hive
 
 
 async def test_a_prompt_is_split_among_workers_and_gathered(shop: Shop, hive: Hive) -> None:
-    script = """
-turns:
- - {when: {role: classify}, value: {kind: many}}
- - when: {role: plan}
-   value:
-     tasks: [{title: dig, prompt: dig the bed}, {title: sow, prompt: sow the seed, after: [1]}]
- - {when: {role: work}, call: {tool: finish, arguments: {reply: "did: {{prompt}}", confidence: 0.8}}}
- - {when: {role: reply}, reply: "All done. {{prompt}}"}
-"""
-    async with shop.open(script) as worker:
+    async with shop.open(GARDEN) as worker:
         task, happened = await carried(worker, hive, "make a garden")
         children = await worker.tasks.list(account_id="bees", limit=10)
     (planned,) = [event for event in happened if isinstance(event, Planned)]
@@ -225,6 +264,26 @@ turns:
     assert dig.ended_at and sow.started_at and dig.ended_at <= sow.started_at
     assert task.status == "succeeded" and "did: dig the bed" in (task.reply or "")
     assert len([event for event in happened if isinstance(event, ModelCalled)]) == 5
+
+
+async def test_a_plan_and_its_tasks_can_be_forked_from_any_step(shop: Shop, hive: Hive) -> None:
+    async with shop.open(GARDEN) as worker:
+        task, _ = await carried(worker, hive, "make a garden")
+        steps = await worker.tasks.steps(task.id, account_id="bees")
+        assert [step.kind for step in steps] == ["think", "think", "gather", "think"]
+        forks = [await _forked(worker, task, step) for step in range(5)]
+        assert [(fork.status, fork.reply) for fork in forks] == [("succeeded", task.reply)] * 5
+        every = await worker.tasks.list(account_id="bees", limit=50)
+        made = [len([one for one in every if one.parent == fork.id]) for fork in forks]
+        assert made == [2, 2, 2, 0, 0], "a fork behind the plan's end has its tasks, and makes no others"
+        assert forks[-1].tokens == 0 < forks[0].tokens, "what was taken over was paid for once"
+        dig = next(one for one in every if one.parent == task.id and one.title == "dig")
+        assert (await _forked(worker, dig, 1)).reply == dig.reply
+
+
+async def _forked(worker: Worker, task: Task, step: int) -> Task:
+    fork = await worker.tasks.fork(task.id, step, account_id="bees", actor="me")
+    return await worker.tasks.wait(fork.id, account_id="bees", timeout_s=20)
 
 
 async def test_a_thread_remembers_what_was_said(shop: Shop, hive: Hive) -> None:

@@ -15,6 +15,9 @@ from skep.state.hives import Hive
 from skep.tasks.task import Step, Task
 from skep.tasks.tasks import Tasks
 
+#: How long what follows a task is waited for, when the reply is out.
+_JOBS_S = 5.0
+
 
 class LocalTasks:
     """The tasks of one account in a program that this process has open; see `skep.app.carrier.Carrier`."""
@@ -37,6 +40,7 @@ class LocalTasks:
         async with open_engine(self._program, self._environment, tell=self._tell) as engine:
             self._tasks = engine.worker.tasks
             yield
+            await engine.worker.settle(_JOBS_S)
 
     async def submit(self, hive: str | None, prompt: str, *, thread: str, key: str | None = None) -> Task:
         found = await self._hive(hive)

@@ -270,8 +270,18 @@ class Planned(_Event):
     tasks: tuple[dict[str, JsonValue], ...]
 
 
+class Gathered(_Event):
+    """The tasks of a plan have ended; they are named by their ids."""
+
+    type: Literal["gathered"] = "gathered"
+    tasks: tuple[str, ...]
+
+
 class ModelCalled(_Event):
-    """A model answered; `usd` is null where the price of the call is not known."""
+    """A model answered; `usd` is null where the price of the call is not known.
+
+    `passed_over` names the models that were asked before it, each with why it did not answer.
+    """
 
     type: Literal["model_called"] = "model_called"
     role: str
@@ -281,6 +291,7 @@ class ModelCalled(_Event):
     output_tokens: int
     usd: float | None
     duration_ms: int
+    passed_over: tuple[str, ...] = ()
 
 
 class Proposed(_Event):
@@ -416,6 +427,7 @@ Event: TypeAlias = (
     | CancelAsked
     | Classified
     | Planned
+    | Gathered
     | ModelCalled
     | Proposed
     | Ruled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from skep.healing.breaker import Breakers
 from skep.healing.failure import KINDS
 from skep.state.events import Ruled
 from skep.tasks.journal import event_of
+from skep.tasks.meter import Meter
 from skep.tasks.question import NO, YES, Questions
 from skep.tasks.run import Run
 from skep.tasks.thinking import Thinker, read_error
@@ -30,6 +32,8 @@ _CUT_OFF = (
     "The worker died while this ran: it may have taken effect, wholly or in part, or not at all. It was not run again. "
     "Find out what came of it before you decide."
 )
+
+_OUT_OF_TIME = "The time of the task was up, and so this was ended: it may have taken effect, wholly or in part."
 
 
 def ruled_key(call: str, verdict: str) -> str:
@@ -47,6 +51,7 @@ class DurableSteps:
         desk: Desk,
         *,
         questions: Questions,
+        meter: Meter,
         breakers: Breakers,
         policy: Policy,
     ) -> None:
@@ -55,6 +60,7 @@ class DurableSteps:
         self._toolbox = toolbox
         self._desk = desk
         self._questions = questions
+        self._meter = meter
         self._breakers = breakers
         self._policy = policy
         desk.ask = self._ask
@@ -88,7 +94,7 @@ class DurableSteps:
     async def act(self, call: Call) -> Observation:
         async def body() -> dict[str, Any]:
             try:
-                return (await self._perform(call)).model_dump(mode="json")
+                return (await self._perform_in_time(call)).model_dump(mode="json")
             except SkepError as error:
                 return {"error": [type(error).__name__, error.message, error.hint]}
 
@@ -98,6 +104,19 @@ class DurableSteps:
         if "error" in told and "kind" not in told:
             raise read_error(*told["error"])
         return read_observation(told)
+
+    async def _perform_in_time(self, call: Call) -> Observation:
+        """Perform an act, and end it when the time of the task is up; a person takes none of it."""
+        stamp = self._stamped(call.action).stamp
+        if self._meter.left_s <= 0:
+            return Interrupted(stamp=stamp, note="The time of the task is up: it was not run.")
+        try:
+            async with asyncio.timeout(None if isinstance(call.action, AskUser) else self._meter.left_s) as scope:
+                return await self._perform(call)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return Interrupted(stamp=stamp, note=_OUT_OF_TIME)
 
     async def _perform(self, call: Call) -> Observation:
         # The ruling is written while the engine looks whether the act was done before; here it has to be on record.

@@ -36,13 +36,15 @@ class Bounds:
 class Agreement(BaseModel):
     """On what a task was begun.
 
-    `confidence` is the least with which an answer is taken as it is; `providers`, `reflection` and `stronger` are what
-    the models that were configured offer to healing. `keeps`: the state of the workspace before it is kept, and
-    `undoes` is the one to return to first.
+    `queen`: a person asked for it, so the queen decides how it is answered. `confidence` is the least with which an
+    answer is taken as it is; `providers`, `reflection` and `stronger` are what the models that were configured offer to
+    healing. `keeps`: the state of the workspace before it is kept, and `undoes` is the one to return to first;
+    `shared`: there would be one, if others had not worked there since.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    queen: bool
     healing: bool
     browser: bool
     bounds: Bounds
@@ -52,6 +54,7 @@ class Agreement(BaseModel):
     stronger: bool
     keeps: bool = False
     undoes: str | None = None
+    shared: bool = False
 
     def options(self, seconds_left: float | None) -> Options:
         """Say what there is to heal the task with, while it has so much time left."""

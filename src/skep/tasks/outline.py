@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from skep.state.events import ModelCalled, Observed, Proposed, Recorded, Ruled
+from skep.state.events import Gathered, ModelCalled, Observed, Proposed, Recorded, Ruled
 from skep.state.record import read_record
 from skep.state.schema import events, steps
 from skep.tasks.ledger import Ledger
@@ -64,6 +64,8 @@ def _step(number: int, recorded: Recorded, proposed: dict[str, Proposed]) -> Ste
             what = describe(proposed[observed.call].action) if observed.call in proposed else observed.call
             cut = observed.observation.get("kind") == "interrupted"
             return Step(number, "act", what, "interrupted" if cut else "done", recorded.at)
+        case Gathered(tasks=gathered):
+            return Step(number, "gather", f"{len(gathered)} tasks", "done", recorded.at)
         case event:
             return Step(number, event.type, "", "done", recorded.at)
 

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from skep.errors import ModelMissing, ScriptInvalid
+from skep.errors import LimitReached, ModelMissing, ScriptInvalid
 from skep.healing.diagnosis import diagnose, healed
 from skep.healing.history import History, Options
 from skep.healing.naming import name
 from skep.healing.remedies import BackOff, GiveUp, InstructStricter, Reflect, SwitchProvider
 from skep.models.failures import ModelFailure
-from skep.state.events import Classified, Planned
+from skep.state.events import Classified, Gathered, Planned
 from skep.tasks.ledger import Ledger, insert_task
 from skep.tasks.meter import Meter
+from skep.tasks.partial import stopped
 from skep.tasks.run import Outcome, Run
 from skep.tasks.submission import new_row
 from skep.tasks.task import Task
@@ -100,6 +101,15 @@ class Queen:
     async def answer(
         self, instructions: str, history: Sequence[ModelMessage], work: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
+        """Carry the prompt to an outcome; where a limit is reached before a worker has begun, that is one."""
+        try:
+            return await self._answer(instructions, history, work)
+        except LimitReached as error:
+            return Outcome("failed", error.message, reply=stopped(error.message), partial=True)
+
+    async def _answer(
+        self, instructions: str, history: Sequence[ModelMessage], work: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
         from pydantic_ai.messages import ModelRequest, SystemPromptPart, UserPromptPart
 
         def messages(told: str, prompt: str = self._run.task.prompt) -> list[ModelMessage]:
@@ -110,7 +120,7 @@ class Queen:
         if kind == "reply":
             said = await self._ask("reply", messages(instructions))
             if said is not None and said.text.strip():
-                return self._outcome("succeeded", said.text)
+                return Outcome("succeeded", "done", reply=said.text)
         if kind == "many":
             plan = await self._plan(messages(_PLAN))
             if plan is not None and len(plan.tasks) > 1:
@@ -143,7 +153,7 @@ class Queen:
                 return None  # the worker says so, with what to do about it
             except ModelFailure as error:
                 failure = name(error)
-            remedy = diagnose(failure, self._history, options=self._options(None))
+            remedy = diagnose(failure, self._history, options=self._options(max(0.0, self._meter.left_s)))
             if isinstance(remedy, GiveUp | Reflect):
                 return None
             attempt = self._history.attempt
@@ -159,19 +169,24 @@ class Queen:
                     await self._run.rest(key, seconds)
 
     async def _dispatch(self, plan: Plan) -> list[Task]:
-        """Put the tasks of a plan on record, once, and wait until all have ended."""
+        """Put the tasks of a plan on record, once, and wait until all have ended.
+
+        A fork that takes this over has the tasks of the one that it was forked from.
+        """
         rows = _rows(self._run, plan)
         told = [{"id": row["id"], "title": row["title"], "after": json.loads(row["after"])} for row in rows]
-        if "planned" not in self._run.journal:
+        if self._run.ahead and "planned" not in self._run.journal:
             await self._run.journal.record(("planned", Planned(tasks=tuple(told))), also=partial(_insert, rows))
-        self._wake()
-        ids = [row["id"] for row in rows]
+            self._wake()
 
-        async def body() -> None:
-            for task_id in ids:
-                await self._until_ended(task_id)
+        async def body() -> list[str]:
+            for row in rows:
+                await self._until_ended(row["id"])
+            return [row["id"] for row in rows]
 
-        await self._run.step("gather", body)
+        with self._meter.standing_still():
+            ids = await self._run.step("gather", body)
+        self._run.note("gathered", Gathered(tasks=tuple(ids)), numbered=True)
         return [task for one in ids if (task := await self._ledger.find(one)) is not None]
 
     async def _until_ended(self, task_id: str) -> None:
@@ -184,38 +199,18 @@ class Queen:
                 return
 
     async def _gather(self, messages: list[ModelMessage], reports: Sequence[Task]) -> Outcome:
-        heard = await self._ask("reply", messages)
+        try:
+            heard = await self._ask("reply", messages)
+        except LimitReached:
+            heard = None  # what the workers report has to do
         well = [one for one in reports if one.status == "succeeded"]
         plain = "\n\n".join(f"{one.title}: {one.reply or one.error or one.status}" for one in reports)
         reply = heard.text if heard is not None and heard.text.strip() else plain
-        for one in reports:
-            self._meter.usd, self._meter.tokens = self._meter.usd + one.usd, self._meter.tokens + one.tokens
-            self._meter.unpriced += one.unpriced
         sure = [one.confidence for one in well if one.confidence is not None]
-        partial_ = len(well) < len(reports)
-        return self._outcome(
-            "succeeded" if well else "failed", reply, confidence=min(sure, default=None), partial=partial_
-        )
-
-    def _outcome(
-        self,
-        status: Literal["succeeded", "failed"],
-        reply: str,
-        *,
-        confidence: float | None = None,
-        partial: bool = False,
-    ) -> Outcome:
-        return Outcome(
-            status,
-            "done" if status == "succeeded" else "none of its tasks succeeded",
-            reply=reply,
-            confidence=confidence,
-            partial=partial,
-            scripted=self._meter.scripted,
-            usd=self._meter.usd,
-            unpriced=self._meter.unpriced,
-            tokens=self._meter.tokens,
-        )
+        least, in_part = min(sure, default=None), len(well) < len(reports)
+        if not well:
+            return Outcome("failed", "none of its tasks succeeded", reply=reply, partial=in_part)
+        return Outcome("succeeded", "done", reply=reply, confidence=least, partial=in_part)
 
 
 def _read(schema: type[T], heard: Heard | None) -> T | None:

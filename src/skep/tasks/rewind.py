@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from skep.sessions.sessions import Sessions
-from skep.state.events import Checkpointed, RolledBack
+from skep.state.events import Checkpointed, Noted, RolledBack
+from skep.state.hives import Hive
 from skep.state.record import write_time
 from skep.state.schema import tasks
+from skep.tasks.agreement import Agreement
 from skep.tasks.ledger import Ledger
+from skep.tasks.outline import step_key
 from skep.tasks.run import Run
 from skep.tasks.task import Task
 from skep.workspace.workspace import Workspace
+
+#: How many prompts in a row that took each other's place are looked at.
+_MOST = 100
+_SHARED = "The prompt before was to be undone, and was not: other threads have worked in the same workspace since."
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The state to return to, if any; `shared`: there is none because others would lose their work by it."""
+
+    checkpoint: str | None = None
+    shared: bool = False
 
 
 class Rewind:
     """Keeps the state of a thread's workspace before a task, and brings it back."""
 
-    def __init__(self, sessions: Sessions, ledger: Ledger) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._ledger = ledger
 
-    async def prepare(self, run: Run, before: str | None) -> None:
-        """Return to the state `before` those tasks whose place this one took, and keep the one from which it begins."""
-        if before is not None:
-            left = await run.step("rewind", partial(self._return, run, before))
+    async def prepare(self, run: Run, agreement: Agreement) -> None:
+        """Undo what those did whose place this one took, and keep the state of the workspace from which it begins."""
+        if agreement.undoes is not None:
+            left = await run.step("rewind", partial(self._return, run, agreement.undoes))
             if left is not None:
-                run.note("rewound", RolledBack(checkpoint=before, left=left))
+                run.note("rewound", RolledBack(checkpoint=agreement.undoes, left=left), numbered=True)
+        elif agreement.shared:
+            run.note_ahead("not rewound", Noted(text=_SHARED))
         kept = await run.step("keep", partial(self._keep, run))
         if kept is not None and run.own:
-            note = f"before {run.task.id}"
-            await run.journal.record(("kept", Checkpointed(checkpoint=kept, name=None, note=note)), checkpoint=kept)
-
-    async def to_undo(self, task: Task) -> str | None:
-        """Return the state before the first of the tasks that this one displaced."""
-        same = (tasks.c.hive_id == task.hive_id, tasks.c.thread == task.thread, tasks.c.parent.is_(None))
-        at = write_time(task.created_at)
-        displaced = (tasks.c.status == "cancelled", tasks.c.created_at < at, tasks.c.ended_at >= at)
-        statement = select(tasks.c.checkpoint).where(*same, *displaced, tasks.c.checkpoint.is_not(None))
-        async with self._ledger.database.read() as connection:
-            found: str | None = (
-                await connection.execute(statement.order_by(tasks.c.created_at).limit(1))
-            ).scalar_one_or_none()
-        return found
+            event = Checkpointed(checkpoint=kept, name=None, note=f"before {run.task.id}")
+            await run.journal.record((step_key(run.number, "kept"), event), checkpoint=kept)
 
     async def _keep(self, run: Run) -> str | None:
         workspace = await self._workspace(run)
@@ -62,3 +67,31 @@ class Rewind:
         if computer.down is not None or live is None or not isinstance(live.held, Workspace):
             return None
         return live.held
+
+
+async def find_undo(ledger: Ledger, task: Task, hive: Hive) -> Undo:
+    """Find what a task has to undo: all that was done by those in a row that each ended for the next one's sake."""
+    before, since = await _before_displaced(ledger, task)
+    if before is None or hive.upkeep.threads == "thread":
+        return Undo(before)
+    other = (tasks.c.hive_id == task.hive_id, tasks.c.thread != task.thread, tasks.c.started_at.is_not(None))
+    lately = or_(tasks.c.ended_at.is_(None), tasks.c.ended_at >= since)
+    shared = bool(await ledger.select(select(tasks).where(*other, lately).limit(1)))
+    return Undo(None if shared else before, shared=shared)
+
+
+async def _before_displaced(ledger: Ledger, task: Task) -> tuple[str | None, str]:
+    """Return the state before the first of the displaced tasks, and when that one began."""
+    same = (tasks.c.hive_id == task.hive_id, tasks.c.thread == task.thread, tasks.c.parent.is_(None))
+    before, since, next_at = None, "", write_time(task.created_at)
+    told = (tasks.c.status, tasks.c.checkpoint, tasks.c.created_at, tasks.c.started_at, tasks.c.ended_at)
+    earlier = select(*told).where(*same, tasks.c.created_at < next_at).order_by(tasks.c.created_at.desc()).limit(_MOST)
+    async with ledger.database.read() as connection:
+        rows = (await connection.execute(earlier)).all()
+    for row in rows:
+        if row.status != "cancelled" or row.ended_at < next_at:
+            break
+        if row.checkpoint is not None:  # one that never began has nothing to undo, but stands between
+            before, since = row.checkpoint, row.started_at
+        next_at = row.created_at
+    return before, since

@@ -28,10 +28,6 @@ class Outcome:
     reply: str | None = None
     confidence: float | None = None
     partial: bool = False
-    scripted: bool = False
-    usd: float = 0.0
-    unpriced: int = 0
-    tokens: int = 0
     before: tuple[Event, ...] = ()
 
 

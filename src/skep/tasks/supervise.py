@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -175,7 +175,7 @@ class Supervisor:
                 assert_never(ended)
 
     def _options(self) -> Options:
-        return self._means.options(max(0.0, self._means.limits.seconds - self._means.meter.elapsed_s))
+        return self._means.options(max(0.0, self._means.meter.left_s))
 
     async def _record(self, failure: Failure, remedy: Remedy) -> None:
         if isinstance(remedy, GiveUp) and not remedy.noted:
@@ -240,40 +240,16 @@ class Supervisor:
     def _done(self, ended: Ending | Failure) -> Outcome:
         if not isinstance(ended, Finished):
             raise Defect("an attempt that did not finish was taken for done")
-        return self._outcome("succeeded", "done", reply=ended.reply, confidence=ended.confidence)
+        return Outcome("succeeded", "done", reply=ended.reply, confidence=ended.confidence)
 
     async def _give_up(self, ended: Ending | Failure, failure: Failure, remedy: GiveUp) -> Outcome:
         note = write_note(failure, self._history, reflection=self._reflection)
         before = (note.event(),) if remedy.noted else ()
         if failure.kind == "limit":
-            reply = await partial_reply(self._talk, failure, self._means.thinker, self._means.meter, self._means.limits)
-            return self._outcome("failed", failure.message, reply=reply, partial=True, before=before)
+            reply = await partial_reply(self._talk, failure, self._means.thinker, self._happened)
+            return Outcome("failed", failure.message, reply=reply, partial=True, before=before)
         reply = ended.reply if isinstance(ended, Finished) else note.reply()
-        return self._outcome("failed", str(failure)[:500], reply=reply, before=before)
-
-    def _outcome(
-        self,
-        status: Literal["succeeded", "failed"],
-        why: str,
-        *,
-        reply: str,
-        confidence: float | None = None,
-        partial: bool = False,
-        before: tuple[Event, ...] = (),
-    ) -> Outcome:
-        meter = self._means.meter
-        return Outcome(
-            status,
-            why,
-            reply=reply,
-            confidence=confidence,
-            partial=partial,
-            scripted=meter.scripted,
-            usd=meter.usd,
-            unpriced=meter.unpriced,
-            tokens=meter.tokens,
-            before=before,
-        )
+        return Outcome("failed", str(failure)[:500], reply=reply, before=before)
 
 
 def _offer(packages: Sequence[str], ecosystem: str) -> str:

@@ -138,9 +138,9 @@ class Tasks:
         The files of the workspace are not part of a step: they stay as they are.
         """
         task = await self._ended(task_id, account_id)
-        done = [one.number for one in await outline.read_steps(self.ledger, task) if one.status == "done"]
-        if step not in done:
-            reach = f"it has the steps {done[0]} to {done[-1]}" if done else "it has none"
+        last = max((one.number for one in await outline.read_steps(self.ledger, task)), default=0)
+        if not 0 <= step <= last:
+            reach = f"it has the steps 1 to {last}" if last else "it has none"
             raise InvalidRequest(f"task {task_id} has no step {step}: {reach}", hint=f"see: skep task show {task_id}")
         return await self._again(task, step, actor)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,7 +17,7 @@ from skep.models.failures import ModelFailure, failure_of
 from skep.models.messages import dump_messages, load_messages
 from skep.models.prices import Spend
 from skep.state.events import ModelCalled
-from skep.tasks.meter import Meter
+from skep.tasks.meter import Meter, used_up
 from skep.tasks.run import Run
 
 if TYPE_CHECKING:
@@ -78,20 +80,23 @@ class Thinker:
 
         `look` gives the pictures of the conversation to a model that reads images; what they show is not on record.
         """
+        self._meter.check(last=role == "reply")
         wanted = level or self.level
         request = Request(role, messages, tools, schema, wanted, self.avoid, tries=self._tries, look=look)
         self._run.journal.write_soon()
 
         async def body() -> dict[str, Any]:
             if not self._run.forgotten("model"):
-                return await self._ask(request)
+                return await self._ask_in_time(request)
             warned = replace(request, messages=[*request.messages, _warning()])
-            return {**await self._ask(warned), "life": self._run.task.starts}
+            return {**await self._ask_in_time(warned), "life": self._run.task.starts}
 
         told = await self._run.step(f"model {role}", body)
         self._run.begin_anew(told.get("life", 0))
         self._meter.go_on_from(told["elapsed_s"])
         self._note(role, told)
+        if "limit" in told:
+            raise used_up(told["limit"])
         if "response" not in told:
             self._tries += 1
             raise _read_failure(told)
@@ -104,6 +109,15 @@ class Thinker:
             told["value"],
         )
 
+    async def _ask_in_time(self, request: Request) -> dict[str, Any]:
+        """Ask, and say of what came of it how much time the task had taken by then; that is where it has an end."""
+        told: dict[str, Any] = {"limit": "seconds", "requests": 0, "spend": None}
+        if self._meter.left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._meter.left_s):
+                    told = await self._ask(request)
+        return {**told, "at": datetime.now(UTC).isoformat(), "elapsed_s": round(self._meter.elapsed_s, 3)}
+
     async def _ask(self, request: Request) -> dict[str, Any]:
         try:
             if self._heals:
@@ -112,15 +126,14 @@ class Thinker:
         except ModelFailure as failure:
             for one in (*failure.earlier, failure):
                 self._break(one)
-            told: dict[str, Any] = {"failure": _failure(failure), "spend": _spend(failure.spend), "scripted": False}
+            asked = [one for one in (*failure.earlier, failure) if one.kind != "circuit_open"]
+            return {"failure": _failure(failure), "spend": _spend(failure.spend), "requests": len(asked)}
         except SkepError as error:
-            told = {"error": [type(error).__name__, error.message, error.hint], "spend": None}
-        else:
-            for one in answer.failures:
-                self._break(one)
-            self._breakers.succeeded(f"provider:{answer.spend.provider}")
-            told = _answer(answer)
-        return {**told, "at": datetime.now(UTC).isoformat(), "elapsed_s": round(self._meter.elapsed_s, 3)}
+            return {"error": [type(error).__name__, error.message, error.hint], "spend": None, "requests": 0}
+        for one in answer.failures:
+            self._break(one)
+        self._breakers.succeeded(f"provider:{answer.spend.provider}")
+        return _answer(answer)
 
     def _look_at_circuit(self, request: Request) -> None:
         best = self._models.choose(request.role, level=request.level, avoid=request.avoid)[0]
@@ -135,10 +148,10 @@ class Thinker:
             self._breakers.failed(f"provider:{failure.provider}", failure.kind)
 
     def _note(self, role: Role, told: dict[str, Any]) -> None:
-        if told["spend"] is None:
+        spend = None if told["spend"] is None else _read_spend(told["spend"])
+        self._meter.add(told["requests"], spend)
+        if spend is None:
             return
-        spend = _read_spend(told["spend"])
-        self._meter.add(spend, scripted=told["scripted"])
         called = ModelCalled(
             role=role,
             provider=spend.provider,
@@ -147,6 +160,7 @@ class Thinker:
             output_tokens=spend.output_tokens,
             usd=None if spend.usd is None else float(spend.usd),
             duration_ms=told.get("duration_ms", 0),
+            passed_over=tuple(told.get("passed_over", ())),
         )
         self._run.note("model", called, numbered=True)
 
@@ -168,7 +182,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "response": dump_messages([answer.response]),
         "spend": _spend(answer.spend),
         "duration_ms": answer.duration_ms,
-        "scripted": answer.scripted,
+        "requests": len(answer.tried),
+        "passed_over": [f"{one.name}: {one.kind}" for one in answer.failures],
         "value": None if answer.value is None else answer.value.model_dump(mode="json"),
     }
 

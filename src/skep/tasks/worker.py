@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 
 import structlog
@@ -28,6 +29,7 @@ from skep.tasks.relief import Relief
 from skep.tasks.run import Outcome, Run
 from skep.tasks.task import OPEN, Task
 from skep.tasks.tasks import Tasks
+from skep.tasks.use import Use, read_use
 
 #: How often a worker looks for tasks that another process took, for tasks of its own that somebody there wants to end,
 #: and for workers that died.
@@ -59,6 +61,9 @@ class Worker:
         self._unwanted: dict[str, float] = {}
         self._closing = False
         self._due = asyncio.Event()
+        #: Tasks that have ended here, and whose jobs have not been seen to.
+        self._unfollowed: set[str] = set()
+        self._followed = asyncio.Event()
         self._log = structlog.get_logger("skep.tasks")
 
     def wake(self) -> None:
@@ -207,10 +212,11 @@ class Worker:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _write_end(self, task: Task, outcome: Outcome | None) -> bool:
+        used = await read_use(self._ledger, task)
         if outcome is None or task.status == "cancelling":
             why = task.error or "somebody cancelled it"
-            return await self._ledger.end(task, "cancelled", why=why, actor="worker", error=why)
-        said = () if outcome.reply is None else (_reply(outcome),)
+            return await self._ledger.end(task, "cancelled", why=why, actor="worker", error=why, **asdict(used))
+        said = () if outcome.reply is None else (_reply(outcome, used),)
         return await self._ledger.end(
             task,
             outcome.status,
@@ -220,11 +226,8 @@ class Worker:
             reply=outcome.reply,
             confidence=outcome.confidence,
             partial=outcome.partial,
-            scripted=outcome.scripted,
-            usd=outcome.usd,
-            unpriced=outcome.unpriced,
-            tokens=outcome.tokens,
             error=None if outcome.status == "succeeded" else outcome.why,
+            **asdict(used),
         )
 
     async def _rest(self, task_id: str) -> None:
@@ -237,12 +240,28 @@ class Worker:
         for child in await self._ledger.select(children):
             why = f"{task_id} has ended"
             await self.tasks.cancel(child.id, account_id=child.account_id, actor="queen", why=why)
+        self._unfollowed.add(task_id)
         await self._engine.enqueue_afterwards(task)
         self.wake()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the jobs of the tasks that ended here are done; what takes longer is left to other workers."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._unfollowed:
+                    self._followed.clear()
+                    await self._followed.wait()
 
     async def _follow_up(self, task_id: str) -> None:
         if self._closing:
             raise asyncio.CancelledError
+        try:
+            await self._do_jobs(task_id)
+        finally:
+            self._unfollowed.discard(task_id)
+            self._followed.set()
+
+    async def _do_jobs(self, task_id: str) -> None:
         task = await self._ledger.find(task_id)
         if task is None:
             return
@@ -260,9 +279,9 @@ class Worker:
             await asyncio.wait(scopes)
 
 
-def _reply(outcome: Outcome) -> Replied:
+def _reply(outcome: Outcome, used: Use) -> Replied:
     return Replied(
-        text=outcome.reply or "", confidence=outcome.confidence, partial=outcome.partial, scripted=outcome.scripted
+        text=outcome.reply or "", confidence=outcome.confidence, partial=outcome.partial, scripted=used.scripted
     )
 
 

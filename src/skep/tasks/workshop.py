@@ -28,7 +28,7 @@ from skep.tasks.ledger import Ledger
 from skep.tasks.meter import Meter
 from skep.tasks.queen import Queen
 from skep.tasks.question import Questions
-from skep.tasks.rewind import Rewind
+from skep.tasks.rewind import Rewind, Undo, find_undo
 from skep.tasks.run import Outcome, Run
 from skep.tasks.task import Task
 from skep.tasks.thinking import Thinker
@@ -117,24 +117,25 @@ class _Bench:
     def __init__(self, workshop: Workshop) -> None:
         self._shop = workshop
         self._ledger = Ledger(workshop.database, workshop.log)
-        self._rewind = Rewind(workshop.sessions, self._ledger) if isinstance(workshop.sessions, Sessions) else None
+        self._rewind = Rewind(workshop.sessions) if isinstance(workshop.sessions, Sessions) else None
         self.wake: Callable[[], None] = lambda: None
 
     async def carry(self, run: Run) -> Outcome:
         """Carry a task: the queen those that a person asked for, a worker those of a plan."""
         matter = await self._gather(run)
         work = partial(self._work, matter)
-        if run.task.parent is not None:
+        if not matter.agreement.queen:
             return await work()
         if self._rewind is not None and matter.agreement.keeps:
-            await self._rewind.prepare(run, matter.agreement.undoes)
+            await self._rewind.prepare(run, matter.agreement)
         options = matter.agreement.options
         queen = Queen(run, self._ledger, matter.thinker, matter.meter, options=options, wake=self.wake)
         return await queen.answer(queen_instructions(run.hive, matter.memory), matter.history, work)
 
     async def _gather(self, run: Run) -> _Matter:
-        flags, house, meter = await self._shop.flags(run.hive), self._shop.household(run.hive), Meter()
+        flags, house = await self._shop.flags(run.hive), self._shop.household(run.hive)
         agreement = await self._agreement(run, flags)
+        meter = Meter(agreement.bounds)
         return _Matter(
             run,
             agreement,
@@ -143,7 +144,7 @@ class _Bench:
             house,
             await asyncio.to_thread(read_memory, house.folder) if flags.file_memory_enabled else "",
             await read_failures(self._ledger, run.hive) if flags.file_memory_enabled else (),
-            await read_history(self._ledger, run.task) if run.task.parent is None else (),
+            await read_history(self._ledger, run.task) if agreement.queen else (),
         )
 
     async def _agreement(self, run: Run, flags: Flags) -> Agreement:
@@ -151,9 +152,11 @@ class _Bench:
         if run.task.agreement is not None:
             return Agreement.model_validate_json(run.task.agreement)
         usable = [spec for spec in self._shop.models.specs if not spec.lacks]
-        undoing = run.task.parent is None and run.hive.upkeep.same_thread == "rollback"
-        rewind = self._rewind if undoing else None
+        queen = run.task.parent is None
+        rewind = self._rewind if queen and run.hive.upkeep.same_thread == "rollback" else None
+        undo = Undo() if rewind is None else await find_undo(self._ledger, run.task, run.hive)
         agreement = Agreement(
+            queen=queen,
             healing=flags.self_healing_enabled,
             browser=run.hive.upkeep.browser,
             bounds=self._shop.bounds,
@@ -163,7 +166,8 @@ class _Bench:
             # Without a normal model the super one does the work to begin with.
             stronger={"normal", "super"} <= {spec.level for spec in usable},
             keeps=rewind is not None,
-            undoes=None if rewind is None else await rewind.to_undo(run.task),
+            undoes=undo.checkpoint,
+            shared=undo.shared,
         )
         run.journal.keep(agreement=agreement.model_dump_json())
         return agreement
@@ -181,7 +185,14 @@ class _Bench:
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
         async with self._desk(run, matter.house) as desk:
             steps = DurableSteps(
-                run, thinker, toolbox, desk, questions=questions, breakers=shop.breakers, policy=shop.policy
+                run,
+                thinker,
+                toolbox,
+                desk,
+                questions=questions,
+                meter=meter,
+                breakers=shop.breakers,
+                policy=shop.policy,
             )
             limits, least = agreed.bounds.limits(), agreed.confidence
             means = Means(thinker, steps, toolbox, desk, meter, limits, least, agreed.options)
