@@ -65,6 +65,23 @@ def test_a_shell_begins_where_the_last_one_was_left(served: Served) -> None:
         assert terminal.process.wait(DEADLINE_S) == 3
 
 
+def test_a_prompt_undoes_what_the_last_one_did_even_where_another_process_holds_the_sandbox(served: Served) -> None:
+    home, mine = served.home, ("--hive", "orchard")
+    home.done("hive", "create", "orchard")
+    home.done("hive", "set", "orchard", "same_thread=rollback")
+    command = [str(home.skep), "exec", *mine, "--ticket", "spring", "--", "sh", "-c", "echo sown > bed; echo up; cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(home.folder), stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "up\n"
+        first = json.loads(home.done("run", "nap a while", *mine, "--no-follow", "--json"))["id"]
+        eventually(lambda: runs("sleep", "30.125"), "the first task is in the middle of an act")
+        assert home.done("run", "count instead", *mine) == "three lines"
+        holder.kill()
+    assert json.loads(home.done("task", "show", first, "--json"))["status"] == "cancelled"
+    assert home.done("exec", *mine, "--", "sh", "-c", "cat bed counted; test -e naps; echo $?") == "sown\nthree1"
+
+
 def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
     ran = served.home.run("serve", "--port", "0")
     assert ran.returncode == 2

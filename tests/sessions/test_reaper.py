@@ -310,7 +310,7 @@ async def test_a_guest_leaves_when_it_is_idle_and_the_one_that_runs_the_computer
         assert await host.does() is None
         await process.kill()
         await until(partial(idle, guest))
-        clock.pass_(seconds=299)
+        clock.pass_(seconds=9)
         assert await guest.does() is None
         assert await host.does() is None  # the guest is there
         clock.pass_(seconds=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from skep.app.apiary import Tell, indexes, quiet
+from skep.app.apiary import Apiary, Tell, indexes, quiet
 from skep.app.choosing import Chooser
 from skep.app.household import Household
 from skep.app.modelling import build_models
@@ -72,6 +72,7 @@ async def open_engine(
             policy=Policy(may_reach_out=frozenset(settings.policy.may_reach_out)),
             flags=partial(_flags, program),
             breakers=breakers,
+            checkpoints=Apiary(program.paths, settings, environment.store_keys, chooser=chooser).workspaces,
         )
         async with open_worker(workshop) as worker:
             yield Engine(worker, sessions, models)

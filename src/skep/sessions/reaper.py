@@ -38,6 +38,8 @@ _HEAVY_S = 20.0
 _LEFT = timedelta(minutes=1)
 #: How far the use of a running session may be behind on record.
 _BEHIND = timedelta(seconds=30)
+#: How long a process stays in the computer of another without using it.
+_GUEST = timedelta(seconds=10)
 
 
 @dataclass(slots=True)
@@ -161,9 +163,14 @@ class Reaper:
             used_at = live.used_at
             await self._ledger.note(live.session, active_at=used_at)
             live.session = replace(live.session, active_at=used_at)
+        if live.joined:
+            return "leave" if not busy and self._is_idle_guest(live.used_at) else None
         used = replace(live.session, active_at=live.used_at)
-        act = due(used, upkeep, self._ledger.now(), busy=busy)
-        return "leave" if act == "stop" and live.joined else act
+        return due(used, upkeep, self._ledger.now(), busy=busy)
+
+    def _is_idle_guest(self, used_at: datetime) -> bool:
+        """Say whether this process should leave the computer of another, which cannot end before."""
+        return self._ledger.now() - used_at >= _GUEST
 
     async def _do(self, act: Act, session: Session, hive: Hive) -> None:
         upkeep, sessions = hive.upkeep, self._sessions
@@ -186,7 +193,9 @@ class Reaper:
                 await self._finish(session)
 
     def _is_still(self, act: Act, upkeep: Upkeep, session: Session) -> bool:
-        return due(session, upkeep, self._ledger.now()) == ("stop" if act == "leave" else act)
+        if act == "leave":
+            return self._is_idle_guest(session.active_at)
+        return due(session, upkeep, self._ledger.now()) == act
 
     async def _finish(self, session: Session) -> None:
         """Bring to its end what a process was about when it died. Its sandbox has ended with it."""

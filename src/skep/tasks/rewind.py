@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from sqlalchemy import or_, select
 
@@ -17,6 +18,7 @@ from skep.tasks.ledger import Ledger
 from skep.tasks.outline import step_key
 from skep.tasks.run import Run
 from skep.tasks.task import Task
+from skep.workspace.manifest import Checkpoint
 from skep.workspace.workspace import Workspace
 
 #: How many prompts in a row that took each other's place are looked at.
@@ -32,11 +34,22 @@ class Undo:
     shared: bool = False
 
 
-class Rewind:
-    """Keeps the state of a thread's workspace before a task, and brings it back."""
+class Checkpoints(Protocol):
+    """Keeps states of workspaces, whichever process holds them; `Workspaces` is one."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    async def checkpoint(self, workspace_id: str, *, note: str) -> Checkpoint: ...
+    async def rollback(self, workspace_id: str, to: str) -> Checkpoint: ...
+
+
+class Rewind:
+    """Keeps the state of a thread's workspace before a task, and brings it back.
+
+    Without `checkpoints` only a workspace that this process holds itself is kept.
+    """
+
+    def __init__(self, sessions: Sessions, checkpoints: Checkpoints | None = None) -> None:
         self._sessions = sessions
+        self._checkpoints = checkpoints
 
     async def prepare(self, run: Run, agreement: Agreement) -> None:
         """Undo what those did whose place this one took, and keep the state of the workspace from which it begins."""
@@ -52,21 +65,33 @@ class Rewind:
             await run.journal.record((step_key(run.number, "kept"), event), checkpoint=kept)
 
     async def _keep(self, run: Run) -> str | None:
-        workspace = await self._workspace(run)
-        return None if workspace is None else (await workspace.checkpoint(note=f"before {run.task.id}")).id
+        note = f"before {run.task.id}"
+        match await self._workspace(run):
+            case Workspace() as held:
+                return (await held.checkpoint(note=note)).id
+            case str(name) if self._checkpoints is not None:
+                return (await self._checkpoints.checkpoint(name, note=note)).id
+            case _:
+                return None
 
     async def _return(self, run: Run, checkpoint: str) -> str | None:
-        workspace = await self._workspace(run)
-        return None if workspace is None else (await workspace.rollback(checkpoint)).id
+        match await self._workspace(run):
+            case Workspace() as held:
+                return (await held.rollback(checkpoint)).id
+            case str(name) if self._checkpoints is not None:
+                return (await self._checkpoints.rollback(name, checkpoint)).id
+            case _:
+                return None
 
-    async def _workspace(self, run: Run) -> Workspace | None:
-        """Return the workspace if this process has it: there is none to keep without a sandbox."""
+    async def _workspace(self, run: Run) -> Workspace | str | None:
+        """Return the workspace, or its id if another process has it: there is none to keep without a sandbox."""
         hive, thread = run.hive, run.task.thread
         computer = await self._sessions.resolve(hive, thread, account_id=run.task.account_id)
-        live = self._sessions.live(self._sessions.wanted(hive, thread).id)
-        if computer.down is not None or live is None or not isinstance(live.held, Workspace):
+        session = self._sessions.wanted(hive, thread).id
+        live = self._sessions.live(session)
+        if computer.down is not None or live is None:
             return None
-        return live.held
+        return live.held if isinstance(live.held, Workspace) else session
 
 
 async def find_undo(ledger: Ledger, task: Task, hive: Hive) -> Undo:

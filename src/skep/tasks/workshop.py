@@ -28,7 +28,7 @@ from skep.tasks.ledger import Ledger
 from skep.tasks.meter import Meter
 from skep.tasks.queen import Queen
 from skep.tasks.question import Questions
-from skep.tasks.rewind import Rewind, Undo, find_undo
+from skep.tasks.rewind import Checkpoints, Rewind, Undo, find_undo
 from skep.tasks.run import Outcome, Run
 from skep.tasks.task import Task
 from skep.tasks.thinking import Thinker
@@ -95,6 +95,8 @@ class Workshop:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     #: The tools of a hive's workers, where they are not the usual ones.
     toolbox: Callable[[Hive], Toolbox] | None = None
+    #: For workspaces that another process holds, where a prompt is to undo what the one before it did.
+    checkpoints: Checkpoints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ class _Bench:
     def __init__(self, workshop: Workshop) -> None:
         self._shop = workshop
         self._ledger = Ledger(workshop.database, workshop.log)
-        self._rewind = Rewind(workshop.sessions) if isinstance(workshop.sessions, Sessions) else None
+        shop = workshop
+        self._rewind = Rewind(shop.sessions, shop.checkpoints) if isinstance(shop.sessions, Sessions) else None
         self.wake: Callable[[], None] = lambda: None
 
     async def carry(self, run: Run) -> Outcome:
