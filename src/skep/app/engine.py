@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from skep.app.apiary import Apiary, Tell, indexes, quiet
-from skep.app.choosing import Chooser
+from skep.app.choosing import Chooser, demand
 from skep.app.household import Household
 from skep.app.modelling import build_models
 from skep.app.program import Program
@@ -19,6 +19,7 @@ from skep.governance.ruling import Policy
 from skep.healing.breaker import Breakers
 from skep.models.models import Models
 from skep.sandbox.egress.policy import parse_policy
+from skep.sandbox.mechanisms import MECHANISMS, at_least
 from skep.sessions.controller import host_name
 from skep.sessions.putting_away import stop_all
 from skep.sessions.sessions import Sessions
@@ -28,6 +29,7 @@ from skep.tasks.agreement import Bounds
 from skep.tasks.engine import Pace
 from skep.tasks.worker import Worker
 from skep.tasks.workshop import House, Workshop, open_worker
+from skep.workspace.snapshot.indexes import Ecosystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ async def open_engine(
             approval_timeout_s=settings.policy.approval_timeout_s,
             command_timeout_s=settings.sandbox.limits.command_timeout_s,
             network=bool(settings.policy.allowed_hosts),
-            listed=indexes(settings).listed(parse_policy(settings.policy.allowed_hosts)),
+            listed=partial(listed_packages, settings),
             policy=Policy(may_reach_out=frozenset(settings.policy.may_reach_out)),
             flags=partial(_flags, program),
             breakers=breakers,
@@ -88,6 +90,13 @@ def _house(home: Path, hive: Hive) -> House:
 
 async def _flags(program: Program, hive: Hive) -> Flags:
     return await program.rollouts.in_effect(hive.flags, hive.account_id)
+
+
+def listed_packages(settings: Settings, hive: Hive) -> frozenset[Ecosystem]:
+    """Return the packages that nobody is asked for: none where a hive demands more isolation than their trial has."""
+    if not at_least(MECHANISMS["bubblewrap"].isolation, demand(settings, hive).isolation):
+        return frozenset()
+    return indexes(settings).listed(parse_policy(settings.policy.allowed_hosts))
 
 
 def _pace(settings: Settings) -> Pace:

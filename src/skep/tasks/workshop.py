@@ -64,12 +64,17 @@ async def as_set(hive: Hive) -> Flags:
     return hive.flags
 
 
+def none_listed(_: Hive) -> frozenset[Ecosystem]:
+    """Take no packages for allowed."""
+    return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """What a worker works with, put together by the program.
 
     `host` is what this machine is called, `flags` says which flags of a hive are in effect, `network` whether its
-    sandboxes may reach out, `listed` which packages come from hosts that a person has listed, `confidence` is the least
+    sandboxes may reach out, `listed` which packages come to it from hosts on a list, `confidence` is the least
     with which an answer is taken as it is, and `jobs` are done when a task has ended. `command_timeout_s` is for
     commands and code that do not ask for a time of their own. `breakers` should be those that `models` asks too.
     """
@@ -88,7 +93,7 @@ class Workshop:
     approval_timeout_s: float = 3600.0
     command_timeout_s: float = 30.0
     network: bool = False
-    listed: frozenset[Ecosystem] = frozenset()
+    listed: Callable[[Hive], frozenset[Ecosystem]] = none_listed
     policy: Policy = field(default_factory=Policy)
     flags: Callable[[Hive], Awaitable[Flags]] = as_set
     breakers: Breakers = field(default_factory=Breakers)
@@ -182,7 +187,7 @@ class _Bench:
 
         shop, run, thinker, meter = self._shop, matter.run, matter.thinker, matter.meter
         agreed = matter.agreement
-        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(agreed, shop)
+        toolbox = shop.toolbox(run.hive) if shop.toolbox else _usual_tools(agreed, shop, run.hive)
         questions = Questions(run, self._ledger, meter, patience_s=shop.approval_timeout_s)
         instructions = worker_instructions(run.hive, matter.memory, matter.failures)
         talk = Conversation.begin(instructions, run.task.prompt, history=matter.history)
@@ -236,10 +241,10 @@ class _Bench:
             await append_trajectory(self._ledger, self._shop.household(hive).folder, task, hive)
 
 
-def _usual_tools(agreed: Agreement, shop: Workshop) -> Toolbox:
+def _usual_tools(agreed: Agreement, shop: Workshop, hive: Hive) -> Toolbox:
     from skep.agent.toolbox import Toolbox
 
-    return Toolbox(browser=agreed.browser, network=shop.network, listed=shop.listed)
+    return Toolbox(browser=agreed.browser, network=shop.network, listed=shop.listed(hive))
 
 
 @asynccontextmanager
