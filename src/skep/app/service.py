@@ -43,7 +43,7 @@ async def serve(environment: Environment, settings: Settings, *, tell: Tell, beg
 
     `began` is called when the server answers.
     """
-    with presence.take(environment.paths.home) as post, _listening(settings) as listening:
+    with presence.take(environment.paths.home) as post, bound(settings) as listening:
         async with open_program(environment.paths, settings) as program:
             await program.accounts.ensure(MAIN)
             Tokens(environment.paths.home / "keys").of(MAIN)
@@ -141,11 +141,13 @@ async def _stopping(stop: Callable[[], None]) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _listening(settings: Settings) -> Iterator[socket.socket]:
+def bound(settings: Settings) -> Iterator[socket.socket]:
+    """Give the socket at which the gateway is to listen."""
     host, port = settings.gateway.host, settings.gateway.port
     try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found = socket.socket(family, kind)
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # With its protocol named asyncio sends each event at once, instead of waiting for the client to have the last.
+        found = socket.socket(family, kind, protocol)
     except socket.gaierror as error:
         raise InvalidRequest(f"gateway.host {host} is no address", hint="use 127.0.0.1, or see: ip addr") from error
     with found:
