@@ -13,9 +13,10 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from tests.models.servers import MODEL_IDS, OVERLOADED, ModelServer, Protocol, Received, Say
+from tests.models.servers import MODEL_IDS, OVERLOADED, Fault, ModelServer, Protocol, Received, Say
 
 from skep.models.exchange import Request
+from skep.models.failures import ModelFailure
 from skep.models.models import Models
 from skep.models.sight import MOST_PICTURES, Look, Picture, mark
 from skep.models.spec import ModelSpec
@@ -67,6 +68,18 @@ async def test_the_model_that_stands_in_is_told_if_it_reads_no_images() -> None:
             await models.ask(Request("work", talk(["/workspace/a.png"]), look=look))
     assert (len(busy.received[0].images), free.received[0].images) == (1, [])
     assert "reads no images" in free.received[0].text
+
+
+async def test_a_picture_that_a_provider_does_not_take_is_told_and_the_refusal_is_named() -> None:
+    refused = Fault(400, "could not process the image")
+    with ModelServer([refused, Say("Then tell me."), refused]) as server:
+        async with Models([ModelSpec("openai", "gpt-4o", base_url=server.openai, key="k", vision=True)]) as models:
+            answer = await models.ask(Request("work", talk(["/workspace/a.png"]), look=look))
+            with pytest.raises(ModelFailure, match="could not process"):
+                await models.ask(Request("work", talk(), look=look))
+    assert [len(one.images) for one in server.received] == [1, 0, 0]
+    assert "the provider did not take it" in server.received[1].text
+    assert answer.tried == ("openai/gpt-4o",) * 2 and [one.kind for one in answer.failures] == ["refused"]
 
 
 async def test_only_the_newest_pictures_are_shown_and_each_of_them_once() -> None:

@@ -41,7 +41,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said. `tried` names every model that was asked, the one that answered last; `failures` says why."""
+    """What a model said. `tried` names every model that was asked, the one that answered last; `failures` says why.
+
+    A model is there twice if it was asked again without the pictures that it had refused.
+    """
 
     response: ModelResponse
     spend: Spend

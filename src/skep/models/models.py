@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from skep.errors import ModelMissing
 from skep.models.exchange import Answer, Request
@@ -14,6 +15,13 @@ from skep.models.failures import ModelFailure, failure_of
 from skep.models.prices import spend_of
 from skep.models.providers import Providers
 from skep.models.spec import ROLE_LEVELS, Level, ModelSpec, Role, by_nearness
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponse
+
+
+#: What a provider answers that cannot read a request, such as one with a broken picture.
+_UNREADABLE = (400, 413, 415, 422)
 
 
 def never(_: str) -> bool:
@@ -84,27 +92,18 @@ class Models:
                 if failure.kind != "overloaded":
                     raise
             else:
-                tried = (*(each.name for each in failures), spec.name)
-                return replace(answer, tried=tried, failures=tuple(failures))
+                met = (*failures, *answer.failures)
+                return replace(answer, tried=(*(each.name for each in met), spec.name), failures=met)
         if not failures:
             raise failure_of(specs[0], "circuit_open", "it has failed too often lately to be asked now")
         raise failures[-1]
 
     async def _ask(self, spec: ModelSpec, request: Request) -> Answer:
-        from skep.models.hearing import hear, judge
-        from skep.models.output import NotTheSchema, parameters, read_value
-        from skep.models.sight import seen
+        from skep.models.hearing import judge
+        from skep.models.output import NotTheSchema, read_value
 
         began = time.monotonic()
-        model = await self._providers.model(spec, request)
-        response = await hear(
-            spec,
-            model,
-            await seen(request.messages, request.look if spec.vision else None),
-            parameters=parameters(request, spec),
-            timeout_s=self._timeout_s,
-            max_tokens=request.max_tokens,
-        )
+        response, met = await self._hear(spec, request)
         spend = spend_of(spec, response.usage)
         judge(spec, response, spend)
         try:
@@ -112,4 +111,26 @@ class Models:
         except NotTheSchema as error:
             raise failure_of(spec, "invalid_output", str(error), spend=spend) from error
         took_ms = round((time.monotonic() - began) * 1000)
-        return Answer(response, spend, took_ms, spec.is_scripted, (spec.name,), value)
+        return Answer(response, spend, took_ms, spec.is_scripted, (spec.name,), value, met)
+
+    async def _hear(self, spec: ModelSpec, request: Request) -> tuple[ModelResponse, tuple[ModelFailure, ...]]:
+        """Hear a model out; one that refuses a request with pictures is asked once more without, and that is told."""
+        from skep.models.hearing import hear
+        from skep.models.output import parameters
+        from skep.models.sight import has_images, not_taken, seen
+
+        ask = partial(
+            hear,
+            spec,
+            await self._providers.model(spec, request),
+            parameters=parameters(request, spec),
+            timeout_s=self._timeout_s,
+            max_tokens=request.max_tokens,
+        )
+        messages = await seen(request.messages, request.look if spec.vision else None)
+        try:
+            return await ask(messages), ()
+        except ModelFailure as failure:
+            if failure.kind != "refused" or failure.status_code not in _UNREADABLE or not has_images(messages):
+                raise
+            return await ask(await seen(request.messages, not_taken)), (failure,)

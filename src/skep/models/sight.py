@@ -58,6 +58,17 @@ async def seen(messages: Sequence[ModelMessage], look: Look | None) -> list[Mode
     return [_with(message, place, shown, found) for place, message in enumerate(messages)]
 
 
+def has_images(messages: Sequence[ModelMessage]) -> bool:
+    """Say whether a conversation shows a picture."""
+    prompts = (part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart))
+    return any(isinstance(one, BinaryContent) for content in prompts for one in content)
+
+
+async def not_taken(paths: Sequence[str]) -> Mapping[str, Picture | str]:
+    """Show nothing, to a provider that could not read it."""
+    return dict.fromkeys(paths, "the provider did not take it")
+
+
 def _paths(message: ModelMessage) -> list[str]:
     parts = [part for part in message.parts if isinstance(part, ToolReturnPart) and isinstance(part.metadata, dict)]
     return list(dict.fromkeys(path for part in parts for path in part.metadata.get(_PICTURES, ())))
