@@ -14,7 +14,7 @@ from skep import __version__
 from skep.errors import InvalidRequest, SkepError
 from skep.gateway import health, routes
 from skep.gateway.door import Door
-from skep.gateway.gate import Bounds, Gate
+from skep.gateway.gate import Bounds, Gate, called_by, from_here
 from skep.gateway.refusal import answer, of_crash, of_http
 
 SCHEMA_PATH = "/api/openapi.json"
@@ -22,9 +22,14 @@ SCHEMA_PATH = "/api/openapi.json"
 
 def build(door: Door, *, names: Collection[str] = (), bounds: Bounds | None = None) -> Gate:
     """Return the application that a server runs; it answers to loopback names and to these."""
+    return Gate(application(door), looks=(called_by(names), from_here), bounds=bounds)
+
+
+def application(door: Door) -> FastAPI:
+    """Return what is behind the gate."""
     app = _application()
     app.state.door = door
-    return Gate(app, names=names, bounds=bounds)
+    return app
 
 
 def openapi() -> dict[str, Any]:

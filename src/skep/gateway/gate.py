@@ -7,7 +7,7 @@ name that leads here only for the moment (DNS rebinding) is not answered to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -27,12 +27,16 @@ class Bounds:
     body_s: float = 20.0
 
 
+#: Raises if a request may not come in, by what its headers say.
+Look = Callable[[Headers], None]
+
+
 class Gate:
     """Admits a request with its whole body, or refuses it."""
 
-    def __init__(self, app: ASGIApp, *, names: Collection[str] = (), bounds: Bounds | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, looks: Sequence[Look], bounds: Bounds | None = None) -> None:
         self._app = app
-        self._names = LOOPBACK | {name.lower() for name in names}
+        self._looks = looks
         self._bounds = bounds or Bounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,20 +48,13 @@ class Gate:
             return
         try:
             headers = Headers(scope=scope)
-            self._check_host(headers)
-            _check_origin(headers)
+            for look in self._looks:
+                look(headers)
             body = await self._body(headers, receive)
         except SkepError as error:
             await answer(error)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
-
-    def _check_host(self, headers: Headers) -> None:
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or _name(hosts[0]) not in self._names:
-            raise Denied(
-                "no such name leads here", hint="use 127.0.0.1, or add the name to gateway.names in config.json"
-            )
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
@@ -88,9 +85,23 @@ class Gate:
         )
 
 
-def _check_origin(headers: Headers) -> None:
+def called_by(names: Collection[str]) -> Look:
+    """Refuse what calls this server by another name than a loopback one and these."""
+    known = LOOPBACK | {name.lower() for name in names}
+
+    def look(headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _name(hosts[0]) not in known:
+            raise Denied(
+                "no such name leads here", hint="use 127.0.0.1, or add the name to gateway.names in config.json"
+            )
+
+    return look
+
+
+def from_here(headers: Headers) -> None:
     """Refuse what a page of another site asks for, whatever it brings along."""
-    own = {f"{scheme}://{headers['host'].lower()}" for scheme in ("http", "https")}
+    own = {f"{scheme}://{headers.get('host', '').lower()}" for scheme in ("http", "https")}
     foreign = any(origin.lower() not in own for origin in headers.getlist("origin"))
     if foreign or any(site not in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
         raise Denied("a page of another site may not ask", hint="ask from a program, with the token")

@@ -23,7 +23,7 @@ from skep.gateway.forms import (
     TaskForm,
     Thread,
 )
-from skep.gateway.stream import LARGEST_SEQ, position, stream
+from skep.gateway.stream import LARGEST_SEQ, check_seen, position, stream
 from skep.tasks.task import STATUSES, Status, Task
 
 router = APIRouter(prefix="/api", responses={"default": {"model": Refusal, "description": "Why it was refused."}})
@@ -130,6 +130,7 @@ async def follow_task(
     """
     beginning = position(last_event_id, after)
     found = await door.tasks.show(task, account_id=caller.account_id)
+    await check_seen(door.tasks, found, beginning)
     return stream(door.tasks, found, after=beginning)
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from skep.errors import InvalidRequest
+from skep.state.chain import total
 from skep.state.wire import as_json
 from skep.tasks.task import Task
 from skep.tasks.tasks import Tasks
@@ -20,15 +21,16 @@ SEND_S = 30.0
 LARGEST_SEQ = 2**53
 
 
-def stream(tasks: Tasks, task: Task, *, after: int) -> EventSourceResponse:
+def stream(tasks: Tasks, task: Task, *, after: int, send_s: float | None = SEND_S) -> EventSourceResponse:
     """Send what happened in a task after that number, then what happens, until the task has ended."""
-    return EventSourceResponse(_messages(tasks, task, after), ping=PING_S, send_timeout=SEND_S, sep="\n")
+    return EventSourceResponse(_messages(tasks, task, after), ping=PING_S, send_timeout=send_s, sep="\n")
 
 
 async def _messages(tasks: Tasks, task: Task, after: int) -> AsyncIterator[ServerSentEvent]:
     async with aclosing(tasks.follow(task, after=after)) as events:
         async for recorded in events:
-            data = json.dumps(as_json(recorded), ensure_ascii=False, separators=(",", ":"))
+            # In ASCII: some clients take a line to end at any of the characters that Unicode ends lines with.
+            data = json.dumps(as_json(recorded), separators=(",", ":"))
             yield ServerSentEvent(data=data, event=recorded.event.type, id=str(recorded.seq), sep="\n")
 
 
@@ -40,3 +42,11 @@ def position(last_event_id: str | None, after: int) -> int:
     if not is_number or int(last_event_id) > LARGEST_SEQ:
         raise InvalidRequest("Last-Event-ID is not the id of an event", hint="send the number that came as id:")
     return int(last_event_id)
+
+
+async def check_seen(tasks: Tasks, task: Task, after: int) -> None:
+    """Refuse the number of an event that has not happened: it is one of another hive, and events would be missed."""
+    if after > await total(tasks.ledger.database, task.hive_id):
+        raise InvalidRequest(
+            f"there is no event {after} in the log of {task.hive_id}", hint="begin anew, without Last-Event-ID"
+        )
