@@ -82,16 +82,13 @@ class Engine:
             raise
         return engine
 
-    def adopt(self) -> None:
-        """Take note of the task in which a workflow runs, to end it with the engine."""
+    def adopt(self, *queues: str) -> None:
+        """Take note of the task in which a workflow runs, to end it with the engine. It came from one of the queues."""
         if (task := asyncio.current_task()) is not None:
             self._workflows.add(task)
-            task.add_done_callback(self._left)
-
-    def _left(self, task: asyncio.Task[Any]) -> None:
-        """Take note that a workflow is over: there is room for another."""
-        self._workflows.discard(task)
-        self._listeners.ring()
+            task.add_done_callback(self._workflows.discard)
+            # There is room for another then.
+            task.add_done_callback(lambda _: self._listeners.ring(*queues))
 
     async def enqueue(self, task: Task) -> None:
         """Put a task in line; harmless if it is."""
@@ -227,11 +224,11 @@ def _register() -> None:
     from dbos import DBOS
 
     async def carry() -> None:
-        _current().adopt()
+        _current().adopt(PROMPTS, WORK)
         await _current().carry(DBOS.workflow_id or "")
 
     async def follow_up() -> None:
-        _current().adopt()
+        _current().adopt(AFTERWARDS)
         await _current().follow_up((DBOS.workflow_id or "").removesuffix("-after"))
 
     DBOS.workflow(name=_TASK, max_recovery_attempts=None)(carry)

@@ -29,7 +29,8 @@ class Bell(threading.Event):
         self._rung.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._rung.wait(timeout)
+        if not self.is_set():
+            self._rung.wait(timeout)
         # Before the look: what is put there during it has another look.
         self._rung.clear()
         return self.is_set()
@@ -54,7 +55,7 @@ class Listeners:
             thread = threading.Thread(target=queue_worker_thread, args=arguments, name=queue.name, daemon=True)
             self._threads.append(thread)
             thread.start()
-        self.ring()
+        self.ring(*self._bells)
 
     @property
     def listening(self) -> bool:
@@ -62,9 +63,10 @@ class Listeners:
         return len(self._threads) == len(LOOK_S) and all(thread.is_alive() for thread in self._threads)
 
     def ring(self, *names: str) -> None:
-        """Have some queues looked at, or all of them."""
-        for name in names or self._bells:
-            self._bells[name].ring()
+        """Have queues looked at, if somebody listens to them."""
+        for name in names:
+            if (bell := self._bells.get(name)) is not None:
+                bell.ring()
 
     def stop(self) -> None:
         """Take no more work, and wait for the looks that are under way; they need the loop."""
