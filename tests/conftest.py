@@ -22,6 +22,7 @@ import hypothesis
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from tests import beside
+from tests.ordering import put_long_first
 from tests.warm import warm
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     beside.put_last(items)
+    put_long_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
