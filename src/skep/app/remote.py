@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -21,8 +20,9 @@ from skep.errors import Defect, SkepError, Unavailable
 from skep.gateway.forms import Refusal, StepForm, TaskForm
 from skep.gateway.tokens import Tokens
 from skep.state.events import Recorded, TaskEnded
+from skep.state.names import check_name, is_hive_id
 from skep.state.wire import from_json
-from skep.tasks.task import Step, Task
+from skep.tasks.task import Step, Task, is_task_id, missing
 
 #: A stream says something every 15 s, see `skep.gateway.stream`.
 _TIMEOUT = httpx.Timeout(10.0, read=45.0)
@@ -52,14 +52,14 @@ class RemoteTasks:
         yield  # that is what a server does
 
     async def submit(self, hive: str | None, prompt: str, *, thread: str, key: str | None = None) -> Task:
-        found = hive or only([one["id"] for one in await self._get("/api/hives")])
+        found = only([one["id"] for one in await self._get("/api/hives")]) if hive is None else hive
         # With a key of its own the request can be sent again when the connection was lost in the middle of it.
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         body = {"prompt": prompt, "thread": thread}
-        return self._task(await self._post(f"/api/hives/{_part(found)}/prompt", body, headers=headers))
+        return self._task(await self._post(f"/api/hives/{_hive(found)}/prompt", body, headers=headers))
 
     async def show(self, task_id: str) -> Task:
-        return self._task(await self._get(f"/api/tasks/{_part(task_id)}"))
+        return self._task(await self._get(_path(task_id)))
 
     async def list(
         self, *, hive: str | None = None, statuses: Collection[str] = (), limit: int = 50
@@ -70,21 +70,21 @@ class RemoteTasks:
         return tuple(self._task(one) for one in await self._get("/api/tasks", asked))
 
     async def steps(self, task_id: str) -> tuple[Step, ...]:
-        found = await self._get(f"/api/tasks/{_part(task_id)}/steps")
+        found = await self._get(_path(task_id, "/steps"))
         return tuple(StepForm.model_validate(one).step() for one in found)
 
     async def cancel(self, task_id: str, *, why: str = "") -> Task:
-        return self._task(await self._post(f"/api/tasks/{_part(task_id)}/cancel", {"why": why}))
+        return self._task(await self._post(_path(task_id, "/cancel"), {"why": why}))
 
     async def retry(self, task_id: str) -> Task:
-        return self._task(await self._post(f"/api/tasks/{_part(task_id)}/retry", None))
+        return self._task(await self._post(_path(task_id, "/retry"), None))
 
     async def fork(self, task_id: str, step: int) -> Task:
-        return self._task(await self._post(f"/api/tasks/{_part(task_id)}/fork", {"step": step}))
+        return self._task(await self._post(_path(task_id, "/fork"), {"step": step}))
 
     async def answer(self, task_id: str, answer: str, *, call: str | None = None) -> Task:
         body = {"answer": answer, "call": call}
-        return self._task(await self._post(f"/api/tasks/{_part(task_id)}/answer", body))
+        return self._task(await self._post(_path(task_id, "/answer"), body))
 
     async def follow(self, task: Task, *, after: int = 0) -> AsyncGenerator[Recorded]:
         """Yield the events of a task; a stream that was cut is taken up where it was."""
@@ -141,9 +141,15 @@ class RemoteTasks:
         return TaskForm.model_validate(data).task(self._account)
 
 
-def _part(text: str) -> str:
-    """Return a name as one part of a path, whatever it holds."""
-    return quote(text, safe="")
+def _path(task_id: str, act: str = "") -> str:
+    """Return where a task is; what cannot be the id of one leads elsewhere, and is refused as the server would."""
+    if not is_task_id(task_id):
+        raise missing(task_id)
+    return f"/api/tasks/{task_id}{act}"
+
+
+def _hive(reference: str) -> str:
+    return reference if is_hive_id(reference) else check_name("hive", reference)
 
 
 def _refusal(response: httpx.Response) -> SkepError:

@@ -15,12 +15,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from skep.errors import LeaseLost, NotFound
+from skep.errors import LeaseLost
 from skep.state.accounts import utc_now
 from skep.state.database import Database
 from skep.state.events import Event, Recorded, TaskEnded, TaskStarted
 from skep.state.log import EventLog
-from skep.state.names import shown
 from skep.state.record import read_time, write_time
 from skep.state.schema import steps, tasks
 from skep.state.writer import Alongside
@@ -47,7 +46,7 @@ class Ledger:
         """Return a task of that account; whether another account has one by that name is not told."""
         found = await self.find(task_id) if is_task_id(task_id) else None
         if found is None or found.account_id != account_id:
-            raise NotFound(f"there is no task {shown(task_id)}", hint="list them with: skep task list")
+            raise missing(task_id)
         return found
 
     async def select(self, statement: Select[Any], **parameters: Any) -> tuple[Task, ...]:

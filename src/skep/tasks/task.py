@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
+from skep.errors import NotFound
+from skep.state.names import shown
 from skep.state.record import write_time
 
 Status = Literal["waiting", "queued", "running", "asking", "cancelling", "succeeded", "failed", "cancelled"]
@@ -29,6 +31,10 @@ def new_task_id() -> str:
 
 def is_task_id(value: str) -> bool:
     return _ID.fullmatch(value) is not None
+
+
+def missing(task_id: str) -> NotFound:
+    return NotFound(f"there is no task {shown(task_id)}", hint="list them with: skep task list")
 
 
 @dataclass(frozen=True, slots=True)
