@@ -23,7 +23,7 @@ from skep.state.log import EventLog
 from skep.state.record import read_time, write_time
 from skep.state.schema import steps, tasks
 from skep.state.writer import Alongside
-from skep.tasks.task import ENDED, End, Status, Task, is_task_id
+from skep.tasks.task import ENDED, End, Status, Task, is_task_id, missing
 
 _TIMES = ("created_at", "started_at", "ended_at")
 _FIELDS = tuple(name for name in Task.__dataclass_fields__)
