@@ -45,6 +45,8 @@ from skep.tasks.queen import Classification
 ACCOUNT, PROMPT = "default", "Do the ten things."
 ROUNDS, TOOLS, AT_ONCE, FOLLOWED = 25, 10, 50, 20
 MEMORY_MB, P95_MS, FACTOR, EXTRA_S = 400, 30, 2.0, 0.060
+#: A server that has nothing to do is looked at for IDLE_S, once what it does at its start is over.
+SETTLE_S, IDLE_S, IDLE_PERCENT = 5.0, 20.0, 2.0
 
 METHOD = f"""\
 The model is a script, so what is left is Skep's own work. A task makes one call to classify its prompt and
@@ -54,7 +56,8 @@ before the next act. "plain" is the same loop with the same tools, the same mode
 a step or a record; both take turns, {ROUNDS} rounds. The {AT_ONCE} tasks are prompted over HTTP in the same moment,
 each on a thread with a new workspace of its own, at a server on two processors; its memory is the most that the process
 `skep serve` ever had. The delay of an event is the time between its own timestamp and its arrival at a client that
-follows the task: of {FOLLOWED} tasks one after the other, and again while the {AT_ONCE} run.
+follows the task: of {FOLLOWED} tasks one after the other, and again while the {AT_ONCE} run. A server is idle that has
+carried no task and has no client; its share is the processor time of its process in {IDLE_S:.0f} s.
 """
 
 
@@ -213,6 +216,7 @@ async def _server(home: Home) -> list[list[str]]:
             base_url=server.address, headers=headers, timeout=300, trust_env=False, limits=limits
         ) as http:
             client = Client(http)
+            idle = await _idle(server)
             print("measuring events …", flush=True)
             await client.carry("cli:warm", [])
             for number in range(FOLLOWED):
@@ -223,7 +227,16 @@ async def _server(home: Home) -> list[list[str]]:
     alone, crowd = _p95(client.alone), _p95(client.crowd)
     delay = f"p95 {_ms(alone)}, median {_ms(statistics.median(client.alone))}"
     against = f"{len(client.alone)} events; p95 {_ms(crowd)} while {AT_ONCE} tasks run"
-    return [row, ["an event to a client that follows", delay, against, f"p95 <= {P95_MS} ms"]]
+    return [row, idle, ["an event to a client that follows", delay, against, f"p95 <= {P95_MS} ms"]]
+
+
+async def _idle(server: Server) -> list[str]:
+    print("measuring idleness …", flush=True)
+    await asyncio.sleep(SETTLE_S)
+    before, began = server.cpu_s(), time.perf_counter()
+    await asyncio.sleep(IDLE_S)
+    share = (server.cpu_s() - before) / (time.perf_counter() - began)
+    return ["an idle server", f"{share:.1%} of a processor", f"{IDLE_S:.0f} s", f"< {IDLE_PERCENT:.0f} %"]
 
 
 async def _many(server: Server, client: Client) -> list[str]:
@@ -271,6 +284,11 @@ class Server:
     pid: int
     address: str
     token: str
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the process has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mb(self) -> int:
         """Return the most memory that the process has had, in units of a million bytes."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 PROMPTS, WORK, AFTERWARDS = "skep-prompts", "skep-work", "skep-afterwards"
 #: How often each is looked at though no bell rang: for what another process put there, and died.
-LOOK_S = {PROMPTS: 1.0, WORK: 2.0, AFTERWARDS: 5.0}
+LOOK_S = {PROMPTS: 2.0, WORK: 2.0, AFTERWARDS: 5.0}
 
 
 class Bell(threading.Event):
