@@ -42,6 +42,12 @@ def test_an_action_survives_being_written_down() -> None:
     assert not isinstance(action, Trouble) and read_action(action.model_dump(mode="json")) == action
 
 
+@pytest.mark.parametrize("reply", ["", " \n\t"])
+def test_a_task_cannot_be_finished_without_a_reply(reply: str) -> None:
+    read = TOOLBOX.parse(ToolCallPart("finish", {"reply": reply, "confidence": 1}), stamp())
+    assert isinstance(read, Trouble) and read.failure == "invalid_arguments" and "reply" in read.message
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -28,6 +28,8 @@ def test_the_reply_goes_to_stdout_and_what_happens_to_stderr(alone: Home) -> Non
     assert "$ seq 3 -> exit 0 (" in said
     assert "write counted -> 5 bytes (" in said
     assert "scripted: no model was asked" in said
+    (day,) = alone.state.glob("hives/*/memory/*.md")
+    assert "count the lines" in day.read_text(), "what follows a task is done before the command ends"
 
 
 def test_a_prompt_from_stdin_that_fails_says_so_by_its_exit_code(alone: Home, tmp_path: Path) -> None:
@@ -87,6 +89,8 @@ def test_ctrl_c_ends_the_task(alone: Home) -> None:
 def test_a_question_is_answered_at_the_terminal(alone: Home) -> None:
     with at_terminal(alone, "run", "ask at a terminal") as terminal:
         terminal.shows("Which colour? (red, blue)")
+        terminal.type(b"\n\x01\n")
+        terminal.shows("the answer has a character that is not text")
         terminal.type(b"blue\n")
         terminal.shows("it was")
         assert "blue" in terminal.shown

@@ -62,7 +62,7 @@ def _check_all(tasks: tuple[Task, ...], events: list[Recorded], folder: Path) ->
     ledger = Counter((folder / "ledger").read_text().splitlines())
     days = "".join(file.read_text() for file in folder.glob("hives/*/memory/*.md"))
     for task in tasks:
-        assert (task.status, task.reply is not None) == ("succeeded", True)
+        assert (task.status, task.reply is not None) == ("succeeded", True), task.error
         happened = [one.event for one in events if one.task_id == task.id]
         counted = Counter(event.type for event in happened)
         assert counted.pop("task_started") == task.starts

@@ -173,6 +173,16 @@ async def test_an_error_that_repeats_the_key_does_not_pass_it_on(protocol: Proto
     assert len(failure.message) < 1000
 
 
+@each
+async def test_an_answer_that_repeats_the_key_does_not_pass_it_on(protocol: Protocol) -> None:
+    turn = Say(f"Your key is {KEY}.", (Call("run_command", {"command": f"echo {KEY}"}),))
+    with ModelServer([turn]) as server:
+        async with Models([spec(server, protocol)]) as models:
+            answer = await models.ask(Request("work", HELLO, tools=[TOOL]))
+    assert answer.response.text == "Your key is [secret]."
+    assert [call.args_as_dict() for call in answer.response.tool_calls] == [{"command": "echo [secret]"}]
+
+
 async def test_the_next_model_answers_for_an_overloaded_one_and_both_are_named() -> None:
     with ModelServer([OVERLOADED]) as busy, ModelServer([Say("Here I am.")]) as free:
         async with Models([spec(busy, "openai"), spec(free, "anthropic")]) as models:

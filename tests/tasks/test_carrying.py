@@ -14,12 +14,13 @@ from skep.errors import Conflict
 from skep.models.models import Models
 from skep.models.spec import ModelSpec
 from skep.state.database import Database
-from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Observed, Planned, Reflected
+from skep.state.events import Asked, Event, FailureNoted, Healed, ModelCalled, Observed, Planned, Proposed, Reflected
 from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
 from skep.tasks.agreement import Bounds
 from skep.tasks.task import Task
 from skep.tasks.tasks import Tasks
+from skep.tasks.trajectory import append_trajectory
 from skep.tasks.worker import Worker
 
 FINISH = '{when: {role: work}, call: {tool: finish, arguments: {reply: "done", confidence: 0.9}}}'
@@ -101,7 +102,7 @@ async def test_with_healing_off_there_is_one_attempt(shop: Shop, hive: Hive, hiv
     off = await hives.configure("garden", {"self_healing_enabled": False}, account_id="bees", actor="me")
     async with shop.open("turns:\n - {fail: 429}\n") as worker:
         task, happened = await carried(worker, off)
-    assert task.status == "failed" and "self-healing is off" not in (task.reply or "")
+    assert task.status == "failed" and "nothing: self-healing is off for this hive" in (task.reply or "")
     assert not [event for event in happened if isinstance(event, Reflected)]
 
 
@@ -308,6 +309,21 @@ async def test_a_task_that_ended_is_in_the_log_of_the_day(shop: Shop, hive: Hive
     text = day.read_text()
     assert f"<!-- {task.id} -->" in text and "run_command fail" in text and "exit code 1" in text
     assert [line for line in text.splitlines() if line.startswith("#")] == [f"# {day.stem}", text.splitlines()[2]]
+
+
+async def test_the_log_of_the_day_has_both_ends_of_a_long_task(shop: Shop, hive: Hive, log: EventLog) -> None:
+    async with shop.open(first("run_command", "{command: fail}")) as worker:
+        task, _ = await carried(worker, hive)
+        acts: list[Event] = [
+            Proposed(run="r", step=n, call=f"{n}-1", action={"kind": "dig", "path": f"bed {n}"}) for n in range(200)
+        ]
+        noted = FailureNoted(signature="frost", tried=(), reflection="", root_cause="It froze.", guidance="Wait.")
+        await log.append_all([*acts, noted], hive_id=hive.id, account_id="bees", actor="me", task_id=task.id)
+        await append_trajectory(worker.tasks.ledger, shop.folder / "apart", task, hive)
+    (day,) = (shop.folder / "apart").glob("memory/*.md")
+    text = day.read_text()
+    assert "dig bed 0\n" in text and "dig bed 199\n" in text and "failure: frost" in text
+    assert "dig bed 100\n" not in text and "more …" in text
 
 
 async def _is(tasks: Tasks, task: Task, status: str) -> bool:

@@ -6,10 +6,10 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from tests.tasks.conftest import Open, until
 
-from skep.errors import InvalidRequest, NotFound, ThreadBusy
+from skep.errors import InvalidRequest, LimitReached, NotFound, ThreadBusy
 from skep.state.accounts import Accounts
 from skep.state.database import Database
 from skep.state.hives import Hive, Hives
@@ -145,6 +145,30 @@ async def test_a_key_makes_one_task_however_often_it_is_sent(hive: Hive, databas
     made = await asyncio.gather(*sent)
     assert len({task.id for task in made}) == 1
     assert len(await tasks.list(account_id="bees")) == 1
+
+
+async def test_an_account_that_has_spent_its_day_waits_for_the_next(
+    hive: Hive, hives: Hives, database: Database, log: EventLog
+) -> None:
+    await Accounts(database).create("wasps")
+    nest = await hives.create("nest", account_id="wasps", actor="me")
+    tasks, now = Tasks(database, log, usd_per_day=1.0), datetime(2026, 3, 2, 0, 30, tzinfo=UTC)
+    tasks.ledger.now = lambda: now
+    spent = [
+        new_row(hive, "dear", thread="cli:a", actor="me", now=now - timedelta(hours=1), usd=5.0, status="succeeded"),
+        new_row(hive, "cheap", thread="cli:b", actor="me", now=now, usd=0.9, status="succeeded"),
+    ]
+    async with database.write() as connection:
+        for row in spent:
+            await connection.execute(insert(rows).values(**row))
+    ended = await tasks.submit(hive, "one more", actor="me")
+    async with database.write() as connection:
+        await connection.execute(update(rows).where(rows.c.id == ended.id).values(usd=0.2, status="succeeded"))
+    with pytest.raises(LimitReached, match=r"spent \$1\.10 today"):
+        await tasks.submit(hive, "too much", actor="me")
+    with pytest.raises(LimitReached):
+        await tasks.retry(ended.id, account_id="bees", actor="me")
+    await tasks.submit(nest, "another account", actor="me")
 
 
 @pytest.mark.parametrize("prompt", ["", " \n", "a\0b", "\x1b[2J", "x" * 300_000, "\ud800"])

@@ -177,7 +177,7 @@ class Finish(_Action):
     """End the task with a reply for the person, and how sure you are of it, from 0 to 1."""
 
     kind: Literal["finish"] = "finish"
-    reply: Text
+    reply: Annotated[Text, Field(pattern=r"\S")]
     confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     outcome: Literal["done", "failed"] = "done"
 

@@ -66,6 +66,7 @@ async def open_engine(
             household=partial(_house, program.paths.home),
             pace=_pace(settings),
             bounds=_bounds(settings),
+            usd_per_day=settings.budgets.usd_per_day,
             confidence=settings.tasks.confidence,
             approval_timeout_s=settings.policy.approval_timeout_s,
             command_timeout_s=settings.sandbox.limits.command_timeout_s,

@@ -30,7 +30,7 @@ class LocalTasks:
         self._account = account_id
         self._actor = actor
         self._tell = tell
-        self._tasks = Tasks(program.database, program.log)
+        self._tasks = Tasks(program.database, program.log, usd_per_day=program.settings.budgets.usd_per_day)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

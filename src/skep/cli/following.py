@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from skep.cli.desk import tell
 from skep.cli.storyline import Story, spent
 from skep.cli.terminal import INTERRUPTED, print_line
+from skep.errors import Conflict, InvalidRequest
 from skep.state.events import Answered, Asked, TaskEnded
 from skep.state.wire import as_json
 
@@ -74,11 +75,18 @@ class Following:
                 self._asking.cancel()  # somebody else was faster
 
     async def _answer(self, task_id: str, call: str) -> None:
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-        line = await _typed()
-        if line:
-            await self._carrier.answer(task_id, line.strip(), call=call)
+        """Have the person answer; one that does not do is said to be so, and asked for again."""
+        while line := await _prompted():
+            if not line.strip():
+                continue
+            try:
+                await self._carrier.answer(task_id, line.strip(), call=call)
+            except Conflict:
+                raise
+            except InvalidRequest as error:
+                self._story.say(str(error), "bad", whole=True)
+            else:
+                return
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -113,6 +121,12 @@ def _ending(task: Task) -> str:
     why = f": {task.error}" if task.error else ""
     sure = f", {task.confidence:.0%} sure" if task.status == "succeeded" and task.confidence is not None else ""
     return f"{task.status}{partly}{sure}{why} ({spent(task)})"
+
+
+async def _prompted() -> str:
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+    return await _typed()
 
 
 async def _typed() -> str:

@@ -13,6 +13,8 @@ from skep.state.events import (
     FailureNoted,
     Healed,
     LoopWarned,
+    ModelCalled,
+    Noted,
     Observed,
     Planned,
     Proposed,
@@ -157,7 +159,7 @@ class Story:
             case Asked(kind=kind, question=question, choices=choices):
                 what = "asks" if kind == "question" else "asks whether it may"
                 offered = f" ({', '.join(choices)})" if choices else ""
-                self.say(f"{what}: {question}{offered}", "healing", recorded)
+                self.say(f"{what}: {question}{offered}", "healing", recorded, whole=True)
             case Answered(answer=answer):
                 self.say(f"answered: {answer}", "plain", recorded)
             case event:
@@ -174,7 +176,11 @@ class Story:
             case FailureNoted(root_cause=cause):
                 self.say(f"noted for later: {cause}", "bad", recorded)
             case CancelAsked(why=why):
-                self.say(f"cancelled: {why}" if why else "cancelled", "bad", recorded)
+                self.say(f"is being cancelled: {why}" if why else "is being cancelled", "bad", recorded)
+            case Noted(text=text):
+                self.say(text, "plain", recorded)
+            case ModelCalled(passed_over=passed, provider=provider, model=model) if passed:
+                self.say(f"{', '.join(passed)}; {provider}/{model} answers", "healing", recorded)
 
     def _plan(self, recorded: Recorded, tasks: tuple[dict[str, Any], ...]) -> None:
         self._titles |= {str(one.get("id")): str(one.get("title")) for one in tasks}

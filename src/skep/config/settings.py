@@ -321,7 +321,7 @@ class Budgets(Section):
     usd_per_task: float | None = Field(default=2.0, ge=0)
     """US dollars for the model calls of one task."""
     usd_per_day: float | None = Field(default=20.0, ge=0)
-    """US dollars for the model calls of one account in one day (UTC)."""
+    """US dollars for the tasks that one account asks for in one day (UTC); then no more prompts are taken."""
     steps_per_task: int = Field(default=50, ge=1, le=10_000)
     """Acts that one task may take."""
     requests_per_task: int = Field(default=100, ge=1, le=10_000)
@@ -338,9 +338,9 @@ class TaskSettings(Section):
     concurrent: int = Field(default=50, ge=1, le=1000)
     """Tasks that one process works on at once."""
     concurrent_per_account: int = Field(default=8, ge=1, le=1000)
-    """Tasks of one account that are worked on at once, by all processes together."""
+    """Prompts of one account that are worked on at once, by all processes together; and as many parts of plans."""
     starts_per_minute: int | None = Field(default=None, ge=1, le=100_000)
-    """Tasks of one account that are begun in a minute at most. null sets no limit."""
+    """Prompts of one account that are begun in a minute at most. null sets no limit."""
     model_timeout_s: int = Field(default=120, ge=1, le=3600)
     """Seconds that a model may take to answer."""
     confidence: float = Field(default=0.5, ge=0, le=1)

@@ -33,9 +33,10 @@ class FailureNote:
             guidance=self.guidance,
         )
 
-    def reply(self) -> str:
+    def reply(self, *, healing: bool = True) -> str:
         """Write what the person is told."""
-        tried = "".join(f"\n- {_line(one)}" for one in self.tried) or "\n- nothing: there is no remedy for it"
+        nothing = "there is no remedy for it" if healing else "self-healing is off for this hive"
+        tried = "".join(f"\n- {_line(one)}" for one in self.tried) or f"\n- nothing: {nothing}"
         thought = f"\n\nWhat I thought about it: {self.reflection}" if self.reflection else ""
         return f"I could not do this. {self.root_cause}\n\nWhat was tried:{tried}{thought}\n\n{self.guidance}"
 

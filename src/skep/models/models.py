@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from skep.errors import ModelMissing
 from skep.models.exchange import Answer, Request
 from skep.models.failures import ModelFailure, failure_of
+from skep.models.messages import without_key
 from skep.models.prices import spend_of
 from skep.models.providers import Providers
 from skep.models.spec import ROLE_LEVELS, Level, ModelSpec, Role, by_nearness
@@ -104,6 +105,7 @@ class Models:
 
         began = time.monotonic()
         response, met = await self._hear(spec, request)
+        response = without_key(response, spec.key)
         spend = spend_of(spec, response.usage)
         judge(spec, response, spend)
         try:

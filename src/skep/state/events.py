@@ -30,7 +30,10 @@ class Prompted(_Event):
 
 
 class Replied(_Event):
-    """The hive answered; `partial`: a limit ended the work before it was done; `scripted`: no model was asked."""
+    """The hive answered; `scripted`: no model was asked.
+
+    `partial`: a limit ended the work before it was done, or some of the tasks of a plan did not succeed.
+    """
 
     type: Literal["replied"] = "replied"
     text: str

@@ -94,7 +94,9 @@ class DurableSteps:
     async def act(self, call: Call) -> Observation:
         async def body() -> dict[str, Any]:
             try:
-                return (await self._perform_in_time(call)).model_dump(mode="json")
+                seen = await self._perform_in_time(call)
+                stamp = seen.stamp.model_copy(update={"at": self._run.now()})
+                return {**seen.model_dump(mode="json"), "stamp": stamp.model_dump(mode="json")}
             except SkepError as error:
                 return {"error": [type(error).__name__, error.message, error.hint]}
 

@@ -119,12 +119,17 @@ async def change(
 ) -> None:
     """Change a row that has not ended, or raise LeaseLost if it is not as the caller believes."""
     statement = update(tasks).where(tasks.c.id == task.id, tasks.c.status.not_in(ENDED), *conditions)
-    if not (await connection.execute(statement.values(**values))).rowcount:
+    if not (await connection.execute(statement.values(**_storable(values)))).rowcount:
         raise LeaseLost(f"task {task.id} was changed by another", hint="read it again")
 
 
 async def insert_task(connection: AsyncConnection, row: Mapping[str, Any]) -> None:
-    await connection.execute(insert(tasks).values(**row))
+    await connection.execute(insert(tasks).values(**_storable(row)))
+
+
+def _storable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Put another character in the place of NUL, which models can write and PostgreSQL cannot keep."""
+    return {name: one.replace("\0", "\ufffd") if isinstance(one, str) else one for name, one in values.items()}
 
 
 def held_by(worker: str, status: Status) -> Select[Any]:

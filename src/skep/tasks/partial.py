@@ -39,7 +39,4 @@ def stopped(why: str, happened: Sequence[Event] = ()) -> str:
         return f"I had to stop before this was done: {why}."
     last = "".join(f"\n- {one}" for one in acts[-_ACTS:])
     count = f" (of {len(acts)})" if len(acts) > _ACTS else ""
-    return (
-        f"I had to stop before this was done: {why}. What I made so far is in the workspace. "
-        f"What I did last{count}:{last}"
-    )
+    return f"I had to stop before this was done: {why}. What I did last{count}:{last}"

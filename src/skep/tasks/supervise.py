@@ -248,7 +248,7 @@ class Supervisor:
         if failure.kind == "limit":
             reply = await partial_reply(self._talk, failure, self._means.thinker, self._happened)
             return Outcome("failed", failure.message, reply=reply, partial=True, before=before)
-        reply = ended.reply if isinstance(ended, Finished) else note.reply()
+        reply = ended.reply if isinstance(ended, Finished) else note.reply(healing=self._options().healing)
         return Outcome("failed", str(failure)[:500], reply=reply, before=before)
 
 

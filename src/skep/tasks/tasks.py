@@ -6,14 +6,15 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing, suppress
+from datetime import UTC
 from functools import partial
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from skep.errors import Conflict, InvalidRequest, LeaseLost
+from skep.errors import Conflict, InvalidRequest, LeaseLost, LimitReached
 from skep.sessions.key import check_key as check_thread
 from skep.state.database import Database
 from skep.state.events import (
@@ -31,6 +32,7 @@ from skep.state.events import (
 from skep.state.hives import Hive, Hives
 from skep.state.log import EventLog
 from skep.state.names import shown
+from skep.state.record import write_time
 from skep.state.schema import events, steps, tasks
 from skep.tasks import outline
 from skep.tasks.ledger import Ledger, change
@@ -50,10 +52,19 @@ class Tasks:
     """What a person, or a program for one, does with tasks. It works on the record alone: workers follow it.
 
     `wake` is called when there is something for a worker of this process to do at once; others look twice a second.
+    An account whose tasks of today have cost `usd_per_day` has to wait for tomorrow.
     """
 
-    def __init__(self, database: Database, log: EventLog, *, wake: Callable[[], None] = _nobody) -> None:
+    def __init__(
+        self,
+        database: Database,
+        log: EventLog,
+        *,
+        wake: Callable[[], None] = _nobody,
+        usd_per_day: float | None = None,
+    ) -> None:
         self.ledger = Ledger(database, log)
+        self._usd_per_day = usd_per_day
         self.wake = wake
         self._hives = Hives(database, log)
         #: Of tasks that somebody waits for here.
@@ -82,10 +93,24 @@ class Tasks:
             return known
 
     async def _enter(self, row: dict[str, Any], happened: list[Event]) -> Task:
+        await self._require_budget(row["account_id"])
         filed = {"hive_id": row["hive_id"], "account_id": row["account_id"], "actor": row["actor"]}
         await self.ledger.log.append_all(happened, task_id=row["id"], alongside=partial(_enter, row), **filed)
         self.wake()
         return new_task(row)
+
+    async def _require_budget(self, account_id: str) -> None:
+        if self._usd_per_day is None:
+            return
+        today = self.ledger.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        mine = (tasks.c.account_id == account_id, tasks.c.created_at >= write_time(today), tasks.c.parent.is_(None))
+        async with self.ledger.database.read() as connection:
+            spent = (await connection.execute(select(func.sum(tasks.c.usd)).where(*mine))).scalar_one() or 0.0
+        if 0 < spent >= self._usd_per_day:
+            raise LimitReached(
+                f"the account {account_id} has spent ${spent:.2f} today, of ${self._usd_per_day:.2f}",
+                hint="wait until tomorrow (UTC), or raise budgets.usd_per_day",
+            )
 
     async def _of_key(self, account_id: str, key: str) -> Task | None:
         same = (tasks.c.account_id == account_id, tasks.c.idempotency_key == key)

@@ -182,7 +182,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "response": dump_messages([answer.response]),
         "spend": _spend(answer.spend),
         "duration_ms": answer.duration_ms,
-        "requests": len(answer.tried),
+        "requests": 1 + len(answer.failures),
         "passed_over": [f"{one.name}: {one.kind}" for one in answer.failures],
         "value": None if answer.value is None else answer.value.model_dump(mode="json"),
     }

@@ -14,8 +14,8 @@ from skep.tasks.ledger import Ledger
 from skep.tasks.outline import describe
 from skep.tasks.task import Task
 
-#: Of one task, the most lines and the most of one line.
-_LINES = 60
+#: Of one task, the most lines at each of its ends, and the most of one line.
+_LINES = 40
 _LINE_CHARS = 300
 _EVENTS = ("proposed", "observed", "healed", "reflected", "failure_noted")
 
@@ -45,10 +45,15 @@ def _head(task: Task) -> Iterable[str]:
 
 
 def _lines(happened: Iterable[Recorded]) -> Iterable[str]:
+    """Tell what happened; of a long task its beginning, and its end with what it failed of."""
     lines = [line for one in happened for line in _told(one)]
+    left_out = len(lines) - 2 * _LINES
+    if left_out <= 0:
+        yield from lines
+        return
     yield from lines[:_LINES]
-    if len(lines) > _LINES:
-        yield f"- … {len(lines) - _LINES} more"
+    yield f"- … {left_out} more …"
+    yield from lines[-_LINES:]
 
 
 def _told(recorded: Recorded) -> Iterable[str]:

@@ -10,6 +10,7 @@ from functools import partial
 
 import structlog
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from skep.errors import LeaseLost, NotFound, SkepError, Unavailable
 from skep.sessions.controller import TTL_S, Controller
@@ -49,11 +50,12 @@ Carry = Callable[[Run], Awaitable[Outcome]]
 class Worker:
     """The engine in this process. `tasks` wakes it, and it works on whatever is on record."""
 
-    def __init__(self, database: Database, log: EventLog, leases: Leases, carry: Carry, jobs: Jobs) -> None:
-        self.tasks = Tasks(database, log, wake=self.wake)
-        self._ledger = self.tasks.ledger
+    def __init__(self, tasks: Tasks, leases: Leases, carry: Carry, jobs: Jobs) -> None:
+        tasks.wake = self.wake
+        self.tasks = tasks
+        self._ledger = tasks.ledger
         self._leases = leases
-        self._hives = Hives(database, log)
+        self._hives = Hives(self._ledger.database, self._ledger.log)
         self._carry = carry
         self._jobs = jobs
         self._running: dict[str, asyncio.Task[Outcome]] = {}
@@ -171,8 +173,12 @@ class Worker:
             del self._running[task.id]
         if self._closing:
             raise asyncio.CancelledError
-        outcome = self._outcome(task, scope)
-        await self._end(task, outcome)
+        try:
+            await self._end(task, self._outcome(task, scope))
+        except SQLAlchemyError as error:
+            # What the database does not take as it is must not leave a task without an end.
+            self._log.exception("end_not_recorded", task=task.id)
+            await self._end(task, Outcome("failed", f"Skep itself failed at its end: {type(error).__name__}"))
 
     async def _carry_out(self, task: Task, journal: Journal) -> Outcome:
         try:
@@ -199,6 +205,7 @@ class Worker:
     async def _end(self, task: Task, outcome: Outcome | None) -> None:
         """Write the end of a task, which has come to it whatever becomes of the database meanwhile."""
         now: Task | None = task
+        self._unfollowed.add(task.id)  # before somebody can know that it has ended
         while True:
             try:
                 if now is None or now.ended or now.starts != task.starts:
@@ -207,6 +214,7 @@ class Worker:
                     return
                 now = await self._ledger.find(task.id)
             except LeaseLost:
+                self._unfollowed.discard(task.id)
                 raise
             except Unavailable:
                 await asyncio.sleep(_AGAIN_S)
@@ -240,7 +248,6 @@ class Worker:
         for child in await self._ledger.select(children):
             why = f"{task_id} has ended"
             await self.tasks.cancel(child.id, account_id=child.account_id, actor="queen", why=why)
-        self._unfollowed.add(task_id)
         await self._engine.enqueue_afterwards(task)
         self.wake()
 
@@ -295,12 +302,13 @@ async def run_worker(
     carry: Carry,
     jobs: Jobs | None = None,
     pace: Pace | None = None,
+    usd_per_day: float | None = None,
     ttl_s: float = TTL_S,
 ) -> AsyncIterator[Worker]:
     """Work on tasks in this process until the block ends; what is not done then goes on elsewhere, or next time."""
     async with AsyncExitStack() as stack:
         controller = await Controller.start(leases, host, ttl_s=ttl_s)
         stack.push_async_callback(controller.stop)
-        worker = Worker(database, log, leases, carry, jobs or {})
+        worker = Worker(Tasks(database, log, usd_per_day=usd_per_day), leases, carry, jobs or {})
         await stack.enter_async_context(worker._open(controller, pace or Pace()))
         yield worker

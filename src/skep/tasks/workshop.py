@@ -89,6 +89,7 @@ class Workshop:
     household: Callable[[Hive], House]
     pace: Pace = field(default_factory=Pace)
     bounds: Bounds = field(default_factory=Bounds)
+    usd_per_day: float | None = None
     confidence: float = 0.5
     approval_timeout_s: float = 3600.0
     command_timeout_s: float = 30.0
@@ -259,6 +260,7 @@ async def open_worker(workshop: Workshop) -> AsyncIterator[Worker]:
         carry=bench.carry,
         jobs={"trajectory": bench.keep_trajectory, **workshop.jobs},
         pace=workshop.pace,
+        usd_per_day=workshop.usd_per_day,
     ) as worker:
         bench.wake = worker.wake
         yield worker
