@@ -66,6 +66,16 @@ async def test_without_a_token_of_this_home_nothing_is_told(door: Door, tmp_path
         assert [hive["name"] for hive in (await known.get("/api/hives")).json()] == ["garden"]
 
 
+async def test_what_is_wrong_with_the_file_of_a_token_is_not_told_outside(door: Door) -> None:
+    async with visitor(door, account="acme") as known:
+        assert (await known.get("/api/hives")).status_code == 200
+        file = door.tokens.file("acme")
+        for mode, status in ((0o644, 401), (0o600, 200)):
+            file.chmod(mode)
+            told = await known.get("/api/hives")
+            assert (told.status_code, str(file.parent) in told.text) == (status, False)
+
+
 ACTS: Sequence[tuple[str, str, object]] = [
     ("GET", "", None),
     ("GET", "/steps", None),

@@ -7,7 +7,7 @@ from stat import S_IMODE
 
 import pytest
 
-from skep.errors import Corrupt, Denied, InvalidRequest
+from skep.errors import Denied, InvalidRequest
 from skep.gateway.tokens import Tokens
 
 
@@ -61,7 +61,7 @@ def test_a_token_that_others_can_read_is_not_used(tokens: Tokens) -> None:
 def test_a_file_that_holds_no_token_is_reported(tokens: Tokens) -> None:
     tokens.of("default")
     tokens.file("default").write_text("\n")
-    with pytest.raises(Corrupt, match="holds no token"):
+    with pytest.raises(Denied, match="holds no token"):
         tokens.of("default")
 
 

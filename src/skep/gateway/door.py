@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
+import structlog
 from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from skep.errors import Denied, InvalidRequest
 from skep.gateway.refusal import Mask, NoToken
-from skep.gateway.tokens import ACCOUNT, ACTOR, Tokens
+from skep.gateway.tokens import ACCOUNT, ACTOR, Tokens, Unreadable
 from skep.sessions.sessions import Sessions
 from skep.state.hives import Hives
 from skep.state.names import check_name
@@ -63,9 +64,13 @@ async def _caller(
     actor: Annotated[str | None, Header(alias=ACTOR, include_in_schema=False)] = None,
 ) -> Caller:
     token = "" if bearer is None else bearer.credentials
-    if account is not None or actor is not None:
-        return _local_caller(door, token, account or "", actor or "")
-    account_id = door.tokens.account_of(token)
+    try:
+        if account is not None or actor is not None:
+            return _local_caller(door, token, account or "", actor or "")
+        account_id = door.tokens.account_of(token)
+    except Unreadable as error:  # which file it is, and what is wrong with it, is not for whoever asks
+        structlog.get_logger("skep.gateway").error("token_unreadable", error=error.message, hint=error.hint)
+        account_id = None
     if account_id is None:
         raise NoToken("the token is missing or opens nothing", hint="send the header Authorization: Bearer TOKEN")
     return Caller(account_id, f"api:{account_id}")

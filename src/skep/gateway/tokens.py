@@ -15,7 +15,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from skep.errors import Corrupt, Denied
+from skep.errors import Denied
 from skep.state.names import check_name
 
 MAIN = "default"
@@ -24,6 +24,10 @@ ACCOUNT, ACTOR = "Skep-Account", "Skep-Actor"
 # An underscore parts the words of a token, so it cannot be in one.
 _TOKEN = re.compile(r"skep_([a-z0-9][a-z0-9-]{0,62})_([A-Za-z0-9-]{32,64})")
 _LOCAL = re.compile(r"skep-local_[A-Za-z0-9-]{32,64}")
+
+
+class Unreadable(Denied):
+    """The file of a token is not as it should be."""
 
 
 class Tokens:
@@ -93,13 +97,13 @@ def _read(path: Path, form: re.Pattern[str]) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except PermissionError as error:
-        raise Denied(f"{path} cannot be read", hint="work as the user who started Skep here") from error
+        raise Unreadable(f"{path} cannot be read", hint="work as the user who started Skep here") from error
     with open(fd) as file:
         if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
-            raise Denied(
+            raise Unreadable(
                 f"others can read {path}", hint=f"chmod 600 {path}, or remove it: the next start makes another"
             )
         token = file.read(256).strip()
     if form.fullmatch(token) is None:
-        raise Corrupt(f"{path} holds no token", hint="remove it; the next start makes another")
+        raise Unreadable(f"{path} holds no token", hint="remove it; the next start makes another")
     return token
