@@ -88,6 +88,22 @@ def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
     assert f"runs already at {served.address}" in ran.stderr
 
 
+def test_a_server_of_another_version_is_named_and_what_to_do_about_it(served: Served) -> None:
+    record = served.home.state / "run/server.json"
+    kept = record.read_text()
+    record.write_text(json.dumps({**json.loads(kept), "version": "0.0.1"}))
+    try:
+        ran = served.home.run("task", "list")
+        assert (ran.returncode, "is Skep 0.0.1" in ran.stderr, f"kill {served.process.pid}" in ran.stderr) == (
+            2,
+            True,
+            True,
+        )
+        assert served.home.done("exec", "--hive", "garden", "--", "echo", "fine") == "fine"
+    finally:
+        record.write_text(kept)
+
+
 def test_tasks_of_the_server_are_handled_by_the_same_commands(served: Served) -> None:
     task = json.loads(served.home.done("run", "sleep 300.125", "--no-follow", "--json"))["id"]
     assert task in served.home.done("task", "list", "--hive", "garden")

@@ -100,6 +100,7 @@ def exec_(  # noqa: PLR0913, PLR0917  one per option
     Input, output, signals, colours, terminal size and the exit code are those of the command, as if it were local.
     """
     from skep.cli.relay import on_terminal, relay, window
+    from skep.errors import InvalidRequest
 
     async def work(sandbox: Sandbox) -> int:
         if as_json:
@@ -117,7 +118,15 @@ def exec_(  # noqa: PLR0913, PLR0917  one per option
         )
         return _explained(await relay(process, terminal=terminal))
 
-    raise typer.Exit(_in_sandbox(_opened(hive, account, thread, allow or (), ticket), work))
+    try:
+        code = _in_sandbox(_opened(hive, account, thread, allow or (), ticket), work)
+    except InvalidRequest as error:
+        if len(command) == 1 and " " in command[0] and error.message.startswith("cannot run"):
+            raise InvalidRequest(
+                error.message, hint="give a line of shell to a shell: skep exec -- sh -c LINE"
+            ) from error
+        raise
+    raise typer.Exit(code)
 
 
 def shell(
