@@ -1,9 +1,9 @@
 """What the documents show is what happens: examples run, links lead somewhere.
 
 In README.md and docs/guides, blocks marked `console` hold commands after `$ ` and their output, in which … stands
-for anything; they run one after the other in an empty home, the first as a program of its own and the others as forks
-of one that is loaded. Blocks marked `python` run. Blocks marked `json config`
-are valid settings. In blocks marked `sh` each skep command must exist with its options.
+for anything; they run one after the other in an empty home, the first of README.md as a program of its own and the
+others as forks of one that is loaded. Blocks marked `python` run. Blocks marked `json config` are valid settings. In
+blocks marked `sh` each skep command must exist with its options.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ def environment(home: Path, scripts: Path = SCRIPTS) -> dict[str, str]:
 
 @pytest.mark.parametrize("document", showing("console"), ids=name_of)
 def test_console_examples_print_what_they_say(document: Path, tmp_path: Path, warm_scripts: Path) -> None:
+    alone = document.name == "README.md"
     for number, (command, shown) in enumerate(commands(document)):
         ran = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
-            env=environment(tmp_path, warm_scripts if number else SCRIPTS),
+            env=environment(tmp_path, SCRIPTS if alone and number == 0 else warm_scripts),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

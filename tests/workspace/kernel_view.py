@@ -24,7 +24,7 @@ def kernel_view(place: Path, layers: Sequence[str]) -> View:
     mountpoint.mkdir(exist_ok=True)
     empty.mkdir(exist_ok=True)
     # The kernel wants two layers at least where nothing is written.
-    command = ["unshare", "-Urm", sys.executable, "-I", __file__, str(mountpoint), *layers, str(empty)]
+    command = ["unshare", "-Urm", sys.executable, "-IS", __file__, str(mountpoint), *layers, str(empty)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     view: View = json.loads(done.stdout)

@@ -307,9 +307,9 @@ class StreamPromises:
     async def test_an_endless_stream_takes_no_more_memory(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(["cat", "/dev/zero"])
         before, seen = _resident_bytes(), 0
-        while seen < 300 * MIB:
+        while seen < 150 * MIB:
             seen += len(await process.stdout.read())
-        assert _resident_bytes() - before < 64 * MIB
+        assert _resident_bytes() - before < 32 * MIB
         await process.kill()
         assert (await process.wait()).signal == signal.SIGKILL
         process.release()
