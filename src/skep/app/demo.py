@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -105,9 +106,10 @@ async def _carry_a_prompt(console: Console, paths: Paths, tellers: Tellers) -> N
     except SandboxUnusable as error:
         console.print(f"     [yellow]left out[/yellow]  {error.message}; see: skep doctor")
         return
-    console.print(f"     [green]{task.reply}[/green]")
+    console.print(Padding(Text(task.reply or "", "green"), (0, 0, 0, 5)))
+    _done(console, f"{task.status} at attempt {task.attempt}, {task.confidence or 0:.0%} sure")
     (post,) = board.posts.values()
-    _done(console, f"the service has one post: {' '.join(post.split())[:40]}…")
+    _done(console, f"the service has one post: {' '.join(post.split())[:50]}…")
 
 
 async def _watch_writers(console: Console, program: Program, hive: Hive) -> None:

@@ -41,7 +41,6 @@ _GIST = {
     "stop_command": ("stop ", "job"),
     "run_python": ("python: ", "code"),
     "read_file": ("read ", "path"),
-    "write_file": ("write ", "path"),
     "edit_file": ("edit ", "path"),
     "list_files": ("list ", "path"),
     "expose_port": ("expose port ", "port"),
@@ -61,6 +60,8 @@ def act(action: dict[str, Any]) -> str:
         return clip("tests: " + (action.get("command") or " ".join(action.get("paths") or ()) or "all"))
     if kind == "install_packages":
         return clip(f"install {action.get('ecosystem', '')} packages: {' '.join(action.get('names') or ())}")
+    if kind == "write_file":
+        return clip(f"write {action.get('path', '')}: {action.get('content', '')}")
     before, field = _GIST.get(kind, (f"{kind} ", ""))
     after = f" {action['script']}" if kind == "use_skill" and action.get("script") else ""
     return clip(f"{before}{action.get(field, '')}{after}".rstrip())
@@ -172,7 +173,8 @@ class Story:
             case Healed(failure=failure, tier=tier, remedy=remedy, detail=detail):
                 self.say(f"healing, tier {tier}: {failure} -> {remedy}: {detail}", "healing", recorded)
             case Reflected(note=note, check=check):
-                self.say(f"reflected on {clip(check) or 'what happened'}: {note}", "healing", recorded, whole=True)
+                what = check.partition("\n")[0] or "what happened"
+                self.say(f"reflected on {clip(what)}: {note}", "healing", recorded, whole=True)
             case FailureNoted(root_cause=cause):
                 self.say(f"noted for later: {cause}", "bad", recorded)
             case CancelAsked(why=why):
@@ -198,20 +200,26 @@ class Story:
 
     def say(self, text: str, style: str, recorded: Recorded | None = None, *, whole: bool = False) -> None:
         """Print one line; that of a part of the work says of which."""
+        from rich.padding import Padding
         from rich.text import Text
 
         self.hush()
         part = "" if recorded is None else self._titles.get(recorded.task_id or "", "")
         line = f"[{clip(part)}] {text}" if part else text
         shown = " ".join(line.split()) if whole else clip(line)
-        self._console.print(Text(f"{self._indent}{printable(shown)}", _STYLES[style]), soft_wrap=True)
+        told = Text(printable(shown), _STYLES[style])
+        if self._console.is_terminal:  # elsewhere a line stays one, for whoever reads it with a program
+            self._console.print(Padding(told, (0, 0, 0, len(self._indent))))
+        else:
+            self._console.print(Text(self._indent) + told, soft_wrap=True)
 
     def _show(self, what: str) -> None:
         """Show on a terminal what runs now."""
         if not self._console.is_terminal:
             return
         self.hush()
-        self._status = self._console.status(printable(what).replace("[", "\\["), spinner="dots")
+        line = printable(what)[: self._console.width - 4]  # what goes on in a second line stays there
+        self._status = self._console.status(line.replace("[", "\\["), spinner="dots")
         self._status.start()
 
     def hush(self) -> None:
