@@ -8,8 +8,8 @@ from tests.gateway.served import DEADLINE_S, Served, eventually, runs
 PROMPT = "/api/hives/garden/prompt"
 
 
-def ask(client: httpx.Client, prompt: str, wait: float = 0, **more: str) -> dict[str, object]:
-    answered = client.post(f"{PROMPT}?wait={wait}", json={"prompt": prompt, "thread": f"api:{prompt[:40]}"}, **more)  # type: ignore[arg-type]
+def ask(client: httpx.Client, prompt: str, wait: float = 0) -> dict[str, object]:
+    answered = client.post(f"{PROMPT}?wait={wait}", json={"prompt": prompt, "thread": f"api:{prompt[:40]}"})
     assert answered.status_code == (200 if wait else 202), answered.text
     found: dict[str, object] = answered.json()
     return found

@@ -119,4 +119,4 @@ def _flat(prefix: str, value: object) -> list[tuple[str, str]]:
         return [pair for index, inner in enumerate(value) for pair in _flat(f"{prefix}[{index}]", inner)]
     if isinstance(value, list | dict):
         return [(prefix, ", ".join(map(str, value)) or "none")]
-    return [(prefix, {None: "none", True: "true", False: "false"}.get(value, str(value)))]  # type: ignore[call-overload]
+    return [(prefix, str(value).lower() if value is None or isinstance(value, bool) else str(value))]

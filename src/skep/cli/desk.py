@@ -130,6 +130,16 @@ def confirm(question: str, *, confirmed: bool) -> None:
     typer.confirm(question, abort=True)
 
 
+def check_statuses(asked: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """Return what was asked for if there are such statuses, or raise InvalidRequest that names them."""
+    from skep.errors import InvalidRequest
+
+    for status in asked:
+        if status not in known:
+            raise InvalidRequest(f"{status[:60]!a} is no status", hint=f"one of {', '.join(known)}")
+    return asked
+
+
 async def find_hive(program: Program, reference: str, account: str, *, deleted: bool = False) -> Hive:
     return await program.hives.show(reference, account_id=account, deleted=deleted)
 

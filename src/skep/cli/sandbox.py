@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -100,7 +100,6 @@ def exec_(  # noqa: PLR0913, PLR0917  one per option
     Input, output, signals, colours, terminal size and the exit code are those of the command, as if it were local.
     """
     from skep.cli.relay import on_terminal, relay, window
-    from skep.errors import InvalidRequest
 
     async def work(sandbox: Sandbox) -> int:
         if as_json:
@@ -118,15 +117,23 @@ def exec_(  # noqa: PLR0913, PLR0917  one per option
         )
         return _explained(await relay(process, terminal=terminal))
 
-    try:
+    with _hinting(command):
         code = _in_sandbox(_opened(hive, account, thread, allow or (), ticket), work)
-    except InvalidRequest as error:
-        if len(command) == 1 and " " in command[0] and error.message.startswith("cannot run"):
-            raise InvalidRequest(
-                error.message, hint="give a line of shell to a shell: skep exec -- sh -c LINE"
-            ) from error
-        raise
     raise typer.Exit(code)
+
+
+@contextmanager
+def _hinting(command: Sequence[str]) -> Iterator[None]:
+    """Tell who gave a line of shell where a program was meant how to do it."""
+    from skep.errors import InvalidRequest
+
+    try:
+        yield
+    except InvalidRequest as error:
+        if len(command) > 1 or " " not in command[0] or not error.message.startswith("cannot run"):
+            raise
+        hint = "give a line of shell to a shell: skep exec -- sh -c LINE"
+        raise InvalidRequest(error.message, hint=hint) from error
 
 
 def shell(

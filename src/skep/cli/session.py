@@ -16,6 +16,7 @@ from skep.cli.desk import (
     Account,
     Confirmed,
     Thread,
+    check_statuses,
     complete_account,
     complete_hive,
     complete_workspace,
@@ -82,7 +83,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List sessions, those used last first."""
-    read = _reader(account, hive, _checked(statuses or []))
+    from skep.sessions.session import STATUSES
+
+    read = _reader(account, hive, check_statuses(statuses or [], STATUSES))
     if watch:
         with_program(lambda program: _watch(program, read, as_json=as_json))
         return
@@ -95,16 +98,6 @@ def list_(
         [_cells(*row) for row in rows],
         empty="There are no sessions yet. The first command in a hive begins one: skep exec --hive garden -- ls",
     )
-
-
-def _checked(statuses: list[str]) -> list[str]:
-    from skep.errors import InvalidRequest
-    from skep.sessions.session import STATUSES
-
-    for status in statuses:
-        if status not in STATUSES:
-            raise InvalidRequest(f"{status[:60]!a} is no status", hint=f"one of {', '.join(STATUSES)}")
-    return statuses
 
 
 def _reader(

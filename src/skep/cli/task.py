@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skep.cli.ask import HiveOption, Unfollowed, carry, with_tasks
-from skep.cli.desk import DEFAULT_ACCOUNT, Account
+from skep.cli.desk import DEFAULT_ACCOUNT, Account, check_statuses
 from skep.cli.terminal import AsJson, examples, print_fields, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List tasks, the newest first."""
-    wanted = _checked(statuses or [])
+    from skep.tasks.task import STATUSES
+
+    wanted = check_statuses(statuses or [], STATUSES)
 
     async def work(carrier: Carrier) -> tuple[Task, ...]:
         return await carrier.list(hive=hive, statuses=wanted, limit=limit)
@@ -55,16 +57,6 @@ def list_(
         rows,
         empty="There are no tasks. Ask for something: skep run 'Hello'",
     )
-
-
-def _checked(statuses: list[str]) -> list[str]:
-    from skep.errors import InvalidRequest
-    from skep.tasks.task import STATUSES
-
-    for status in statuses:
-        if status not in STATUSES:
-            raise InvalidRequest(f"{status[:60]!a} is no status", hint=f"one of {', '.join(STATUSES)}")
-    return statuses
 
 
 def _said(task: Task) -> str:

@@ -7,6 +7,7 @@ work on files never pass through the holder. What concerns everybody inside stay
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import socket
@@ -70,7 +71,34 @@ async def join(control: socket.socket, introduction: Mapping[str, Any]) -> Joine
         raise
 
 
-class JoinedSandbox(ResidentSandbox):
+class Visiting(Sandbox):
+    """What every sandbox of another process refuses: it concerns everybody inside."""
+
+    @abc.abstractmethod
+    def _is_lost(self) -> bool: ...
+
+    async def pause(self) -> None:
+        self._refuse("be paused")
+
+    async def resume(self) -> None:
+        self._refuse("be resumed")
+
+    async def kill_all(self) -> None:
+        self._refuse("be emptied")
+
+    async def admit(self) -> socket.socket:
+        self._refuse("take other processes in")
+
+    def _refuse(self, act: str) -> NoReturn:
+        if self._is_lost():
+            raise SandboxLost("the sandbox is gone", hint="resolve the session or create a new sandbox")
+        raise InvalidRequest(
+            f"sandbox {self.id} cannot {act} from here: another process holds it, and others may use it too",
+            hint="let the process that holds the workspace do it",
+        )
+
+
+class JoinedSandbox(Visiting, ResidentSandbox):
     """A sandbox of another process. Leaving it, or dying, ends the commands that were started here and no others."""
 
     mechanism: ClassVar[str] = "joined"
@@ -95,31 +123,14 @@ class JoinedSandbox(ResidentSandbox):
         for job in self.jobs():
             job.abandon()  # something that has left its group may still hold the pipes
 
-    async def pause(self) -> None:
-        self._refuse("be paused")
-
-    async def resume(self) -> None:
-        self._refuse("be resumed")
-
-    async def kill_all(self) -> None:
-        self._refuse("be emptied")
-
     async def set_policy(self, policy: Policy) -> None:
         self._refuse("be given another policy")
 
     async def restack(self, stack: Stack) -> None:
         self._refuse("be given another workspace")
 
-    async def admit(self) -> socket.socket:
-        self._refuse("take other processes in")
-
-    def _refuse(self, act: str) -> NoReturn:
-        if self._agent.lost.is_set():
-            raise SandboxLost("the sandbox is gone", hint="resolve the session or create a new sandbox")
-        raise InvalidRequest(
-            f"sandbox {self.id} cannot {act} from here: another process holds it, and others may use it too",
-            hint="let the process that holds the workspace do it",
-        )
+    def _is_lost(self) -> bool:
+        return self._agent.lost.is_set()
 
     def _judge(self, before: tuple[int, int], cpu_s: int | None, report: Report) -> LimitName | None:
         told = told_limit(report.a) if report.b else None

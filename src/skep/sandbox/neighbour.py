@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from skep.errors import InvalidRequest, SandboxLost
-from skep.sandbox.joining import JoinedSandbox, join, understood
+from skep.errors import SandboxLost
+from skep.sandbox.joining import JoinedSandbox, Visiting, join, understood
 from skep.sandbox.limits import Limits
 from skep.sandbox.link import Housing
 from skep.sandbox.recipe import Recipe
@@ -72,7 +72,7 @@ async def visit(control: socket.socket, introduction: Mapping[str, Any]) -> Join
     return await NeighbourSandbox.join(control, told)
 
 
-class NeighbourSandbox(StreamSandbox):
+class NeighbourSandbox(Visiting, StreamSandbox):
     """A sandbox of another process. Leaving it, or dying, ends the commands that were started here and no others."""
 
     mechanism: ClassVar[str] = "joined"
@@ -101,24 +101,5 @@ class NeighbourSandbox(StreamSandbox):
         joined.home, joined.cache, joined.kernels = told.home, told.cache, told.kernels
         return joined
 
-    async def pause(self) -> None:
-        self._refuse("be paused")
-
-    async def resume(self) -> None:
-        self._refuse("be resumed")
-
-    async def kill_all(self) -> None:
-        self._refuse("be emptied")
-
-    async def admit(self) -> socket.socket:
-        self._refuse("take other processes in")
-
-    def introduction(self) -> dict[str, Any]:
-        self._refuse("take other processes in")
-
-    def _refuse(self, act: str) -> NoReturn:
-        self._require_here()
-        raise InvalidRequest(
-            f"sandbox {self.id} cannot {act} from here: another process holds it, and others may use it too",
-            hint="let the process that holds the workspace do it",
-        )
+    def _is_lost(self) -> bool:
+        return self._conversation.lost.is_set()
