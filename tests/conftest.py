@@ -47,7 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FOLDER] = tuple(shared) if shared else (str(_folder()), os.getpid())
     config.stash[BESIDE] = Path(f"{config.stash[FOLDER][0]}-beside")
     if not shared:
-        config.add_cleanup(lambda: shutil.rmtree(config.stash[BESIDE], ignore_errors=True))
+        for name in ("beside", "warm"):
+            config.add_cleanup(partial(shutil.rmtree, f"{config.stash[FOLDER][0]}-{name}", ignore_errors=True))
 
 
 def _folder() -> Path:
@@ -90,10 +91,10 @@ def found_beside(pytestconfig: pytest.Config) -> Callable[[str], beside.Ran]:
 
 
 @pytest.fixture(scope="session")
-def warm_scripts() -> Iterator[Path]:
+def warm_scripts(pytestconfig: pytest.Config) -> Path:
     """Give a folder with the programs `skep` and `python`, which need not load anything."""
-    with tempfile.TemporaryDirectory(prefix="skep-warm-") as folder, warm(Path(folder)) as scripts:
-        yield scripts
+    folder, owner = pytestconfig.stash[FOLDER]
+    return warm(Path(f"{folder}-warm"), owner)
 
 
 #: How much longer than its time limit a test may take to let go, before the process that runs it is given up.

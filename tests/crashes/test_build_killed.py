@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,16 +41,33 @@ def market() -> Iterator[Market]:
         yield running
 
 
-@contextmanager
-def building(home: Path, market: Market, step: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    words = [market.python_index, market.node_registry, f"{HOST}={market.upstreams[HOST]}", "garden"]
-    command = [sys.executable, str(PROGRAM), str(home), *words, *([step] if step else [])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+Building = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def building(market: Market, tmp_path: Path, warm_scripts: Path) -> Building:
+    """Build in a process of its own, to its end or up to a step; what was killed has ended once the block has."""
+
+    @contextmanager
+    def run(step: str | None = None) -> Iterator[subprocess.Popen[str]]:
+        words = [market.python_index, market.node_registry, f"{HOST}={market.upstreams[HOST]}", "garden"]
+        command = [str(warm_scripts / "python"), str(PROGRAM), str(tmp_path), *words, *([step] if step else [])]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with process:
+            try:
+                yield process
+            finally:
+                killed(process)
+
+    return run
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    """Kill a builder, and wait until nobody is left who could say something."""
+    process.kill()
+    assert process.stdout is not None
+    process.stdout.read()
+    process.wait()
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> None:
@@ -126,13 +142,13 @@ async def settled(home: Path, market: Market, before: Snapshot, kept: dict[str, 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_build_killed_at_the_beginning_of_a_step(
-    step: str, market: Market, before: Snapshot, tmp_path: Path
+    step: str, building: Building, market: Market, before: Snapshot, tmp_path: Path
 ) -> None:
     need_node()
     kept = contents(before.folder)
     nodejs = {"dependencies": ["scripted"]} if step in WITH_NODE else None
     template(tmp_path, "garden", python={"dependencies": ["pear", "sourced"]}, nodejs=nodejs)
-    with building(tmp_path, market, step) as process:
+    with building(step) as process:
         read_until(process, step)
         process.kill()
     assert eventually(lambda: not anyone_below(tmp_path / "snapshots"), GONE_S)
@@ -140,11 +156,13 @@ async def test_a_build_killed_at_the_beginning_of_a_step(
     await settled(tmp_path, market, before, kept, new=STEPS[step])
 
 
-async def test_a_build_killed_while_a_file_is_downloaded(market: Market, before: Snapshot, tmp_path: Path) -> None:
+async def test_a_build_killed_while_a_file_is_downloaded(
+    building: Building, market: Market, before: Snapshot, tmp_path: Path
+) -> None:
     kept = contents(before.folder)
     template(tmp_path, "garden", python={"dependencies": ["heavy", "pear"]})
     market.held = "/files/heavy"
-    with building(tmp_path, market) as process:
+    with building() as process:
         assert market.waiting.wait(DEADLINE_S)
         process.kill()
     market.held = ""
@@ -154,10 +172,12 @@ async def test_a_build_killed_while_a_file_is_downloaded(market: Market, before:
     assert not list((tmp_path / "packages/cache/uv").glob(".tmp*"))
 
 
-async def test_a_build_killed_while_a_package_builds_itself(market: Market, before: Snapshot, tmp_path: Path) -> None:
+async def test_a_build_killed_while_a_package_builds_itself(
+    building: Building, market: Market, before: Snapshot, tmp_path: Path
+) -> None:
     kept = contents(before.folder)
     template(tmp_path, "garden", python={"dependencies": ["slow"]})
-    with building(tmp_path, market) as process:
+    with building() as process:
         started = lambda: any((draft / "tree/started").exists() for draft in drafts(tmp_path))  # noqa: E731
         assert eventually(started, DEADLINE_S)
         process.kill()
@@ -167,11 +187,13 @@ async def test_a_build_killed_while_a_package_builds_itself(market: Market, befo
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_build_killed_at_any_moment(seed: int, market: Market, before: Snapshot, tmp_path: Path) -> None:
+async def test_a_build_killed_at_any_moment(
+    seed: int, building: Building, market: Market, before: Snapshot, tmp_path: Path
+) -> None:
     """The moment is drawn anew for each seed, over as long as a whole build takes; all of it must hold anywhere."""
     kept = contents(before.folder)
     template(tmp_path, "garden", python={"dependencies": ["heavy", "pear", "chestnut"]})
-    with building(tmp_path, market) as process:
+    with building() as process:
         read_until(process, "choosing versions")
         began = time.monotonic()
         moment = random.Random(seed).uniform(0, 2.0)
@@ -187,41 +209,41 @@ async def test_a_build_killed_at_any_moment(seed: int, market: Market, before: S
 
 
 async def test_what_a_killed_build_left_is_also_swept_by_collecting(
-    market: Market, before: Snapshot, tmp_path: Path
+    building: Building, market: Market, before: Snapshot, tmp_path: Path
 ) -> None:
     snapshots = opened(tmp_path, market)
     template(tmp_path, "garden", python={"dependencies": ["pear"]})
-    with building(tmp_path, market, "writing it") as process:
+    with building("writing it") as process:
         read_until(process, "writing it")
         left = drafts(tmp_path)
         assert left
         assert snapshots.collect(set()) == []
         assert drafts(tmp_path) == left, "somebody is still building there"
-        process.kill()
-        process.wait()
+        killed(process)
     assert eventually(lambda: not anyone_below(tmp_path / "snapshots"), GONE_S)
     assert snapshots.collect(set()) == []
     assert shelf_names(tmp_path, "garden") == {before.version, "latest"}
 
 
 async def test_a_version_is_not_collected_before_it_is_the_latest(
-    market: Market, before: Snapshot, tmp_path: Path
+    building: Building, market: Market, before: Snapshot, tmp_path: Path
 ) -> None:
     snapshots = opened(tmp_path, market)
     template(tmp_path, "garden", python={"dependencies": ["pear"]})
-    with building(tmp_path, market, "the latest") as process:
+    with building("the latest") as process:
         read_until(process, "the latest")
         assert len(snapshots.versions("garden")) == 2
         assert snapshots.collect(set()) == []
-        process.kill()
-        process.wait()
+        killed(process)
     (removed,) = snapshots.collect(set())  # nobody holds it any more, and it never became the latest
     assert removed != before
 
 
-async def test_a_first_build_that_was_killed_before_the_end_is_taken_up(market: Market, tmp_path: Path) -> None:
+async def test_a_first_build_that_was_killed_before_the_end_is_taken_up(
+    building: Building, market: Market, tmp_path: Path
+) -> None:
     template(tmp_path, "garden", python={"dependencies": ["pear"]})
-    with building(tmp_path, market, "the latest") as process:
+    with building("the latest") as process:
         read_until(process, "the latest")
         process.kill()
     told: list[str] = []

@@ -48,22 +48,20 @@ def lives(phases: Sequence[str], *, copied: Sequence[str]) -> list[tuple[str, La
 
 
 @pytest.fixture(scope="module")
+def python(warm_scripts: Path) -> Path:
+    """Give a Python that has Skep loaded."""
+    return warm_scripts / "python"
+
+
+@pytest.fixture(scope="module")
 def orchard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchard]:
     need_node()
     with growing(tmp_path_factory.mktemp("orchard")) as made:
         yield made
 
 
-def started(orchard: Orchard, layering: Layering, workspace_id: str, *words: str) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        str(PROGRAM),
-        str(orchard.home),
-        str(orchard.market.port),
-        layering,
-        workspace_id,
-        *words,
-    ]
+def started(python: Path, orchard: Orchard, layering: Layering, *words: str) -> subprocess.Popen[bytes]:
+    command = [python, PROGRAM, orchard.home, str(orchard.market.port), layering, *words]
     return subprocess.Popen(command, env=ENVIRONMENT)
 
 
@@ -113,13 +111,13 @@ def installed(workspaces: Workspaces, workspace_id: str) -> bool:
 
 @pytest.mark.parametrize(("phase", "layering"), lives([*BEFORE, *AFTER], copied=["decided"]))
 async def test_an_install_that_is_killed_is_undone_or_completed(
-    orchard: Orchard, layering: Layering, phase: str
+    python: Path, orchard: Orchard, layering: Layering, phase: str
 ) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.planted(workspaces)
     before = await state(workspaces, workspace_id)
     deed = "install" if phase in WITH_NODE else "python"
-    assert ended(started(orchard, layering, workspace_id, deed, phase)) == -signal.SIGKILL
+    assert ended(started(python, orchard, layering, workspace_id, deed, phase)) == -signal.SIGKILL
     after = await state(workspaces, workspace_id)
     assert after[1] == before[1]
     assert installed(workspaces, workspace_id) == (phase in AFTER)
@@ -134,13 +132,13 @@ async def test_an_install_that_is_killed_is_undone_or_completed(
 @pytest.mark.parametrize("layering", ["overlay"] if LAYERED else ["copy"])
 @pytest.mark.parametrize("sign", [f"{STAGE}*", ".venv/lib/python3*/site-packages/heavy"])
 async def test_an_install_that_is_killed_while_files_are_moving_is_completed(
-    orchard: Orchard, layering: Layering, sign: str
+    python: Path, orchard: Orchard, layering: Layering, sign: str
 ) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.planted(workspaces)
     mine = (await state(workspaces, workspace_id))[1]
     tree = workspaces.trees.tree(workspaces.show(workspace_id).upper)
-    killed_when(started(orchard, layering, workspace_id, "heavy"), lambda: any(tree.glob(sign)))
+    killed_when(started(python, orchard, layering, workspace_id, "heavy"), lambda: any(tree.glob(sign)))
     assert (await state(workspaces, workspace_id))[1] == mine
     assert installed(workspaces, workspace_id)
     assert (await examine(workspaces, workspace_id)).troubles == ()
@@ -149,13 +147,13 @@ async def test_an_install_that_is_killed_while_files_are_moving_is_completed(
 
 
 @pytest.mark.parametrize("layering", ["overlay"] if LAYERED else ["copy"])
-async def test_what_was_killed_stands_in_nobodys_way(orchard: Orchard, layering: Layering) -> None:
+async def test_what_was_killed_stands_in_nobodys_way(python: Path, orchard: Orchard, layering: Layering) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.planted(workspaces)
     for phase in ("tried", "decided", "tried"):
-        assert ended(started(orchard, layering, workspace_id, "python", phase)) == -signal.SIGKILL
+        assert ended(started(python, orchard, layering, workspace_id, "python", phase)) == -signal.SIGKILL
         await free(workspaces, workspace_id)
-    assert ended(started(orchard, layering, workspace_id, "python")) == 0
+    assert ended(started(python, orchard, layering, workspace_id, "python")) == 0
     await state(workspaces, workspace_id)
     assert (await examine(workspaces, workspace_id)).troubles == ()
     await workspaces.destroy(workspace_id)
@@ -164,14 +162,14 @@ async def test_what_was_killed_stands_in_nobodys_way(orchard: Orchard, layering:
 
 @pytest.mark.parametrize(("phase", "layering"), lives(MENDING, copied=["placed"]))
 async def test_a_repair_that_is_killed_loses_nothing_and_can_be_repeated(
-    orchard: Orchard, layering: Layering, phase: str
+    python: Path, orchard: Orchard, layering: Layering, phase: str
 ) -> None:
     workspaces = orchard.workspaces(layering)
     workspace_id = await orchard.ripe(workspaces)
     mine = (await state(workspaces, workspace_id))[1]
     async with workspaces.enter(workspace_id) as sandbox:
         await said(sandbox, "rm -r .venv/bin .venv/lib/python3*/site-packages/apple")
-    assert ended(started(orchard, layering, workspace_id, "repair", phase)) == -signal.SIGKILL
+    assert ended(started(python, orchard, layering, workspace_id, "repair", phase)) == -signal.SIGKILL
     assert (await state(workspaces, workspace_id))[1] == mine
     repaired = await orchard.repair(workspaces, workspace_id)
     assert repaired.left == ()
