@@ -80,6 +80,7 @@ def test_a_prompt_undoes_what_the_last_one_did_even_where_another_process_holds_
         holder.kill()
     assert json.loads(home.done("task", "show", first, "--json"))["status"] == "cancelled"
     assert home.done("exec", *mine, "--", "sh", "-c", "cat bed counted; test -e naps; echo $?") == "sown\nthree1"
+    home.done("hive", "delete", "orchard", "--yes")  # who names no hive means the only one
 
 
 def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
