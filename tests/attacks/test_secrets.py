@@ -6,12 +6,11 @@ import asyncio
 import base64
 import os
 import secrets as random
-import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -373,15 +372,16 @@ async def test_a_secret_is_never_on_disk_nor_in_what_is_told(given: World, tmp_p
 
 def _files_with(folder: Path, text: bytes, since: float) -> list[Path]:
     """List the files below a folder that hold a text and have been written since a moment."""
+    # Not by `os.walk`: everybody's temporary files are there, and to look at each in Python takes half a minute.
+    words = ["find", str(folder), "-type", "f", "-newermt", f"@{since}", "-size", f"-{8 << 20}c", "-print0"]
+    listed = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="surrogateescape"
+    )
     found = []
-    for path in (f"{above}/{name}" for above, _, names in os.walk(folder) for name in names):
-        try:
-            about = os.lstat(path)
-            written = stat.S_ISREG(about.st_mode) and about.st_mtime >= since
-            if written and about.st_size < 8 << 20 and text in Path(path).read_bytes():
-                found.append(Path(path))
-        except OSError:
-            continue
+    for path in map(Path, filter(None, listed.stdout.split("\0"))):
+        with suppress(OSError):
+            if text in path.read_bytes():
+                found.append(path)
     return found
 
 
