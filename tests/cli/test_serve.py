@@ -66,9 +66,9 @@ def test_a_shell_begins_where_the_last_one_was_left(served: Served) -> None:
 
 
 def test_a_prompt_undoes_what_the_last_one_did_even_where_another_process_holds_the_sandbox(served: Served) -> None:
-    home, mine = served.home, ("--hive", "orchard")
-    home.done("hive", "create", "orchard")
-    home.done("hive", "set", "orchard", "same_thread=rollback")
+    home, acme = served.home, ("--account", "acme")
+    mine = (*acme, "--hive", "meadow")
+    home.done("hive", "set", "meadow", "same_thread=rollback", *acme)
     command = [str(home.skep), "exec", *mine, "--ticket", "spring", "--", "sh", "-c", "echo sown > bed; echo up; cat"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment(home.folder), stdin=pipe, stdout=pipe, text=True) as holder:
@@ -78,9 +78,8 @@ def test_a_prompt_undoes_what_the_last_one_did_even_where_another_process_holds_
         eventually(lambda: runs("sleep", "30.125"), "the first task is in the middle of an act")
         assert home.done("run", "count instead", *mine) == "three lines"
         holder.kill()
-    assert json.loads(home.done("task", "show", first, "--json"))["status"] == "cancelled"
+    assert json.loads(home.done("task", "show", first, *acme, "--json"))["status"] == "cancelled"
     assert home.done("exec", *mine, "--", "sh", "-c", "cat bed counted; test -e naps; echo $?") == "sown\nthree1"
-    home.done("hive", "delete", "orchard", "--yes")  # who names no hive means the only one
 
 
 def test_a_second_server_of_a_home_is_refused(served: Served) -> None:
