@@ -36,7 +36,8 @@ def _compiled(path: Path, name: str) -> bytes:
     """Return the bytecode for this version of Python, with which the start takes half as long; others ignore it."""
     code = compile(path.read_bytes(), name, "exec", dont_inherit=True, optimize=0)
     never_checked = (1).to_bytes(4, "little") + bytes(8)
-    return MAGIC_NUMBER + never_checked + marshal.dumps(code)
+    # In a form without references: which objects have one depends on whatever else the process holds.
+    return MAGIC_NUMBER + never_checked + marshal.dumps(code, 2)
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
