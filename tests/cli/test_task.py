@@ -23,7 +23,7 @@ TASK = Task(
     [
         ({"kind": "run_command", "command": "make\n test"}, "$ make test"),
         ({"kind": "run_python", "code": "x = 1"}, "python: x = 1"),
-        ({"kind": "write_file", "path": "a.txt", "content": "…"}, "write a.txt"),
+        ({"kind": "write_file", "path": "a.txt", "content": "a\nb"}, "write a.txt: a b"),
         ({"kind": "use_skill", "skill": "hive/post", "script": "send"}, "skill hive/post send"),
         ({"kind": "browse", "act": "navigate", "url": "http://x"}, "browser: navigate http://x"),
         ({"kind": "run_tests", "paths": ["tests"]}, "tests: tests"),

@@ -67,7 +67,7 @@ def test_an_unknown_field_is_named_with_line_column_and_the_likely_meaning() -> 
 
 def test_an_unknown_field_unlike_any_other_lists_those_that_exist() -> None:
     problem = only_problem('{"policy": {"colour": "red"}}')
-    assert problem.hint == "known here: allowed_hosts, upstreams, approval_timeout_s"
+    assert problem.hint == "known here: allowed_hosts, upstreams, may_reach_out, approval_timeout_s"
 
 
 def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
