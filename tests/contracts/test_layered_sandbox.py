@@ -21,9 +21,6 @@ from skep.testing.tree import FilePromises, HostileFilePromises, WatchPromises
 
 
 class TestLayered(FilePromises, HostileFilePromises, WatchPromises, LifePromises, DeathPromises):
-    #: Bytes come and go in the same pieces without layers, where a gigabyte of them is tried.
-    test_a_gigabyte_is_read_and_written_in_pieces = None  # type: ignore[assignment]
-
     @pytest.fixture
     def make_sandbox(self, tmp_path: Path) -> Callable[..., Creation]:
         if layering() == "none":

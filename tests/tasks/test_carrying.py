@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import JsonValue
@@ -78,6 +80,11 @@ async def test_an_act_is_on_record_before_it_runs(shop: Shop, hive: Hive) -> Non
     order = types(happened)
     assert order.index("proposed") < order.index("ruled") < order.index("observed") < order.index("replied")
     assert [(step.kind, step.what) for step in steps if step.kind == "act"] == [("act", "run_command ls")]
+    (wanted,) = [event.action for event in happened if isinstance(event, Proposed) and "command" in event.action]
+    (seen,) = observed(happened)
+    before, after = (cast(dict[str, str], one["stamp"]) for one in (wanted, seen))
+    assert (before["run"], before["call"], before["actor"]) == (after["run"], after["call"], after["actor"])
+    assert datetime.fromisoformat(before["at"]) < datetime.fromisoformat(after["at"])
 
 
 async def test_what_a_service_refuses_is_reflected_on_once_and_succeeds(shop: Shop, hive: Hive) -> None:
@@ -213,6 +220,18 @@ async def test_doubt_is_followed_by_a_stronger_model(shop: Shop, hive: Hive, tmp
         task, happened = await carried(worker, hive)
     assert (task.status, task.reply) == ("succeeded", "done")
     assert [event.remedy for event in happened if isinstance(event, Healed)] == ["Escalate"]
+
+
+async def test_the_record_names_a_model_that_was_passed_over(shop: Shop, hive: Hive, tmp_path: Path) -> None:
+    busy, free = tmp_path / "busy.yaml", tmp_path / "free.yaml"
+    busy.write_text("turns:\n - {fail: overloaded}\n")
+    free.write_text(f"turns:\n - {{when: {{role: classify}}, value: {{kind: one}}}}\n - {FINISH}\n")
+    models = Models([ModelSpec("rehearsal", str(busy)), ModelSpec("rehearsal", str(free))])
+    async with shop.open("turns:\n - {reply: x}\n", models=models) as worker:
+        task, happened = await carried(worker, hive)
+    called = [(event.model, event.passed_over) for event in happened if isinstance(event, ModelCalled)]
+    assert task.status == "succeeded"
+    assert called == [("free", ("rehearsal/busy: overloaded",))] * 2
 
 
 async def test_what_reaches_out_waits_for_a_persons_leave(shop: Shop, hive: Hive) -> None:

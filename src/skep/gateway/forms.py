@@ -77,13 +77,13 @@ class TaskForm(_Told):
     """What the hive answered; null while there is no answer."""
     confidence: float | None
     partial: bool
-    """Whether a limit ended the work before it was done."""
+    """Whether a limit ended the work before it was done, or some of the tasks of its plan did not succeed."""
     scripted: bool
     """Whether the answers came from a script and not from a model."""
     error: str | None
     """Why it failed or was cancelled."""
     usd: float
-    """What its model calls cost, as far as that is known."""
+    """What its model calls cost, with those of the tasks of its plan, as far as that is known."""
     unpriced_calls: int
     """Model calls whose price is not known."""
     tokens: int

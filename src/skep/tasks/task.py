@@ -69,7 +69,7 @@ class Task:
     ended_at: datetime | None = None
     reply: str | None = None
     confidence: float | None = None
-    #: Whether a limit ended the work before it was done.
+    #: Whether a limit ended the work before it was done, or some of the tasks of its plan did not succeed.
     partial: bool = False
     #: Why it failed or was cancelled, in words for the person.
     error: str | None = None
